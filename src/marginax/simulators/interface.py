@@ -1,0 +1,134 @@
+"""What every simulator offers, and the names under which they are made."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+
+@runtime_checkable
+class Simulator(Protocol):
+    """One simulated episode after another, with exact checkpoints.
+
+    `step` returns the true successor, also on the last step of an episode: it never resets by itself. A time
+    limit sets `truncated`, never `terminated`. `get_state` returns a flat dictionary of NumPy arrays and
+    integers that holds the simulator and its random generator; after `set_state` on a fresh simulator of
+    the same name, everything that follows is the same bit by bit.
+
+    Attributes:
+        observation_size: Length of the observation vector.
+        action_size: Length of the action vector.
+        action_low: Smallest action, shape `[action_size]`.
+        action_high: Largest action, shape `[action_size]`.
+        time_limit: Steps after which an episode is cut off.
+    """
+
+    observation_size: int
+    action_size: int
+    action_low: np.ndarray
+    action_high: np.ndarray
+    time_limit: int
+
+    def reset(self) -> np.ndarray:
+        """Start an episode; returns its first observation, float32."""
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
+        """Apply an action; returns (observation, reward, terminated, truncated)."""
+
+    def get_state(self) -> dict[str, Any]:
+        """The whole state as a dictionary of arrays and integers."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from what `get_state` returned."""
+
+    def close(self) -> None:
+        """Free what the simulator holds."""
+
+
+def make(name: str, seed: int, *, models: str | None = None) -> Simulator:
+    """Build a simulator by name.
+
+    | name | simulator |
+    |---|---|
+    | `dm_control/cheetah-run`, `dm_control/walker-run`, … | the DeepMind control suite, any `domain-task` |
+    | `mujoco/cheetah-run`, `mujoco/walker-run` | the same two tasks on bare MuJoCo, equal and faster |
+    | `pybullet/HalfCheetah`, `pybullet/Ant`, … | PyBullet's locomotion tasks |
+    | any other name | a Gymnasium id with one-dimensional box observations and box actions |
+
+    Args:
+        name: One of the names above.
+        seed: Non-negative integer; two simulators of one name and seed behave alike.
+        models: Only for `mujoco/…`: the folder with `cheetah.xml`, `walker.xml` and `common/`. Otherwise the
+            environment variable `MARGINAX_MODELS`, otherwise the dm_control package's own folder.
+
+    Returns:
+        A `Simulator`, before its first reset.
+
+    Raises:
+        ValueError: If the name is unknown or its spaces are not boxes, or the seed is negative.
+        ImportError: If the package behind the name is not installed.
+
+    >>> simulator = make("Pendulum-v1", seed=0)
+    >>> observation = simulator.reset()
+    >>> observation.shape, observation.dtype, simulator.time_limit
+    ((3,), dtype('float32'), 200)
+    >>> observation, reward, terminated, truncated = simulator.step(np.zeros(1))
+    >>> terminated, truncated
+    (False, False)
+    """
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise ValueError(f"seed must be a non-negative integer, got {seed!r}")
+    seed = int(seed)
+    family, _, task = name.partition("/")
+    if family == "dm_control" and task:
+        from marginax.simulators.suite import SuiteSimulator
+
+        return SuiteSimulator(task, seed)
+    if family == "mujoco" and task:
+        from marginax.simulators.bare import BareSimulator
+
+        return BareSimulator(task, seed, models=models)
+    from marginax.simulators.gym import GymnasiumSimulator, pybullet_id
+
+    return GymnasiumSimulator(pybullet_id(task) if family == "pybullet" and task else name, seed)
+
+
+def optional_import(module: str, name: str) -> ModuleType:
+    """Import a package that only some simulators need, or say which extra brings it."""
+    import importlib
+
+    if not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "disabled")
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f'{name} needs the package {module.split(".")[0]}: pip install "marginax[control]"'
+        ) from error
+
+
+def generator_state(random: np.random.RandomState) -> dict[str, Any]:
+    """The state of a Mersenne twister as arrays and integers."""
+    _, keys, position, has_gauss, cached = random.get_state()
+    return {
+        "random_keys": np.array(keys),
+        "random_position": int(position),
+        "random_has_gauss": int(has_gauss),
+        "random_cached": np.float64(cached),
+    }
+
+
+def set_generator_state(random: np.random.RandomState, state: dict[str, Any]) -> None:
+    """Put back what `generator_state` returned."""
+    random.set_state(
+        (
+            "MT19937",
+            np.asarray(state["random_keys"], np.uint32),
+            int(state["random_position"]),
+            int(state["random_has_gauss"]),
+            float(state["random_cached"]),
+        )
+    )
