@@ -1,0 +1,79 @@
+"""Fails the build when a public name has no place in the API reference; keeps the navigation to pages that exist."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from mkdocs.exceptions import PluginError
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+anchors: set[str] = set()
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Every public module: no underscore anywhere in its name. The command line has pages of its own."""
+    for path in sorted((SOURCE / "marginax").rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        if not any(part.startswith("_") or part in {"cli", "command"} for part in parts):
+            yield ".".join(parts), path
+
+
+def public_names(module: str, path: Path) -> Iterator[tuple[str, str]]:
+    """Yields each public name of a module as (where it is public, where it is defined)."""
+    tree = ast.parse(path.read_text())
+    origin, exported, defined = {}, None, []
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:  # relative
+                package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+                base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [base])])
+            origin |= {alias.asname or alias.name: f"{base}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            defined.append(node.name)
+        elif isinstance(node, ast.Assign) and any(getattr(t, "id", "") == "__all__" for t in node.targets):
+            exported = list(ast.literal_eval(node.value))
+    for name in defined if exported is None else exported:
+        if not name.startswith("__"):
+            yield f"{module}.{name}", origin.get(name, f"{module}.{name}")
+
+
+def prune(nav: list, docs: Path) -> list:
+    """Drops what is not there from the navigation, and lists a folder where an entry names one."""
+    kept = []
+    for entry in nav:
+        ((title, target),) = entry.items()
+        if isinstance(target, list):
+            target = prune(target, docs)
+        elif target.endswith("/"):
+            target = [page.relative_to(docs).as_posix() for page in sorted((docs / target).glob("*.md"))]
+        elif not (docs / target).exists():
+            continue
+        if target:
+            kept.append({title: target})
+    return kept
+
+
+def on_config(config, **_):
+    anchors.clear()
+    config.nav = prune(config.nav, Path(config.docs_dir))
+    return config
+
+
+def on_post_page(output: str, **_) -> str:
+    anchors.update(re.findall(r'id="(marginax[\w.]*)"', output))
+    return output
+
+
+def on_post_build(**_) -> None:
+    missing = sorted(
+        public
+        for module, path in modules()
+        for public, definition in public_names(module, path)
+        if public not in anchors and definition not in anchors
+    )
+    if missing:
+        raise PluginError("no page in docs/api describes " + ", ".join(missing))
