@@ -1,4 +1,4 @@
-"""Fails the build when a public name has no place in the API reference; keeps the navigation to pages that exist."""
+"""Fails the build when a public name has no page; leaves pages that are not there out of the navigation."""
 
 import ast
 import re
@@ -49,7 +49,8 @@ def prune(nav: list, docs: Path) -> list:
         if isinstance(target, list):
             target = prune(target, docs)
         elif target.endswith("/"):
-            target = [page.relative_to(docs).as_posix() for page in sorted((docs / target).glob("*.md"))]
+            pages = sorted((docs / target).glob("*.md"))
+            target = [{f"marginax.{page.stem}": page.relative_to(docs).as_posix()} for page in pages]
         elif not (docs / target).exists():
             continue
         if target:
@@ -69,11 +70,10 @@ def on_post_page(output: str, **_) -> str:
 
 
 def on_post_build(**_) -> None:
-    missing = sorted(
-        public
-        for module, path in modules()
-        for public, definition in public_names(module, path)
-        if public not in anchors and definition not in anchors
-    )
+    homes: dict[str, set[str]] = {}  # where a thing is defined -> the names under which it is public
+    for module, path in modules():
+        for public, definition in public_names(module, path):
+            homes.setdefault(definition, {definition}).add(public)
+    missing = sorted(definition for definition, names in homes.items() if not names & anchors)
     if missing:
         raise PluginError("no page in docs/api describes " + ", ".join(missing))
