@@ -1,0 +1,114 @@
+"""The linear equation ``A q = b`` behind an operator, on pairs and on states."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from marginax._checks import FloatArray
+from marginax.mdp import TabularMDP
+
+
+class Bellman(Protocol):
+    """The linear equation that an operator solves, ``A q = b``; its error ``b - A q`` is the Bellman error."""
+
+    @property
+    def mdp(self) -> TabularMDP:
+        """The MDP."""
+
+    @property
+    def policy(self) -> FloatArray:
+        """The policy whose values solve it, ``[S, A]``."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(S, A)`` or ``(S,)``."""
+
+    @property
+    def reward(self) -> FloatArray:
+        """b."""
+
+    def times(self, q: FloatArray) -> FloatArray:
+        """``A q``, where q may have one more axis at the end."""
+
+    def after(self, credit: FloatArray) -> FloatArray:
+        """``D A`` for a dense D ``[n, n]``."""
+
+    def solution(self) -> FloatArray:
+        """The q with ``A q = b``."""
+
+
+@dataclass(frozen=True)
+class PairBellman:
+    """``A = I - γ P^π`` on pairs, ``b = r``."""
+
+    mdp: TabularMDP
+    policy: FloatArray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.mdp.r.shape
+
+    @property
+    def reward(self) -> FloatArray:
+        return self.mdp.r
+
+    def times(self, q: FloatArray) -> FloatArray:
+        values = np.einsum("xa,xa...->x...", self.policy, q)
+        return q - self.mdp.discount * self.mdp.expect_next(values)
+
+    def after(self, credit: FloatArray) -> FloatArray:
+        p = self.mdp.p if self.mdp.is_sparse else self.mdp.p.reshape(self.mdp.r.size, -1)
+        ahead = self.mdp.discount * (credit @ p)
+        return credit - (ahead[:, :, None] * self.policy).reshape(credit.shape)
+
+    def solution(self) -> FloatArray:
+        return self.mdp.q_values(self.policy)
+
+
+@dataclass(frozen=True)
+class StateBellman:
+    """``A = diag(ρ̄) - γ P^{ρμ}`` on states with ``ρ̄(x) = Σ_a μ ρ``, and ``b = Σ_a μ ρ r``."""
+
+    mdp: TabularMDP
+    mu: FloatArray
+    rho: FloatArray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.mdp.num_states,)
+
+    @cached_property
+    def scale(self) -> FloatArray:
+        """ρ̄ ``[S]``."""
+        return (self.mu * self.rho).sum(axis=1)
+
+    @cached_property
+    def kernel(self) -> Any:
+        """P^{ρμ} ``[S, S]``."""
+        return self.mdp.state_kernel(self.mu * self.rho)
+
+    @property
+    def reward(self) -> FloatArray:
+        return (self.mu * self.rho * self.mdp.r).sum(axis=1)
+
+    @cached_property
+    def policy(self) -> FloatArray:
+        """π_ρ ``[S, A]``."""
+        if self.scale.min() <= 0.0:
+            place = int(np.argmin(self.scale))
+            raise ValueError(
+                f"rho leaves no policy to evaluate in state {place}: sum over a of mu[{place}, a] rho[{place}, a] is 0"
+            )
+        return self.mu * self.rho / self.scale[:, None]
+
+    def times(self, q: FloatArray) -> FloatArray:
+        scale = self.scale if q.ndim == 1 else self.scale[:, None]
+        return scale * q - self.mdp.discount * (self.kernel @ q)
+
+    def after(self, credit: FloatArray) -> FloatArray:
+        return credit * self.scale - self.mdp.discount * (credit @ self.kernel)
+
+    def solution(self) -> FloatArray:
+        return self.mdp.v_values(self.policy)

@@ -1,0 +1,166 @@
+"""Checks of what users pass in: each raises a ``ValueError`` that names the argument, the place and the value."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+TOLERANCE = 1e-8
+"""How far a sum of probabilities may lie from 1 before it is an error."""
+
+FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class TooLarge(MemoryError, ValueError):
+    """A dense answer was asked for that does not fit into memory."""
+
+
+def where(index: Sequence[int] | np.ndarray) -> str:
+    """Writes an index as ``[3, 0]``."""
+    return "[" + ", ".join(str(int(i)) for i in index) + "]"
+
+
+def array(name: str, value: ArrayLike, shape: Sequence[int | None] | None = None) -> FloatArray:
+    """Returns ``value`` as a new float64 array in C order, all entries finite, of the given shape (``None``: any length)."""
+    try:
+        result = np.array(value, dtype=np.float64, order="C")
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name} must be an array of real numbers, got {type(value).__name__}: {error}"
+        ) from None
+    if shape is not None:
+        fits = result.ndim == len(shape) and all(
+            want is None or have == want for have, want in zip(result.shape, shape, strict=False)
+        )
+        if not fits:
+            wanted = "(" + ", ".join("any" if n is None else str(n) for n in shape) + ")"
+            raise ValueError(f"{name} must have shape {wanted}, got {result.shape}")
+    finite(name, result)
+    return result
+
+
+def finite(name: str, values: np.ndarray) -> None:
+    """Raises if an entry is NaN or infinite."""
+    bad = ~np.isfinite(values)
+    if bad.any():
+        index = np.argwhere(bad)[0]
+        raise ValueError(f"{name} must be finite, but {name}{where(index)} = {values[tuple(index)]}")
+
+
+def non_negative(name: str, values: np.ndarray) -> None:
+    """Raises if an entry is negative."""
+    if values.size and values.min() < 0:
+        index = np.argwhere(values < 0)[0]
+        raise ValueError(f"{name} must not be negative, but {name}{where(index)} = {values[tuple(index)]}")
+
+
+def distribution(name: str, value: ArrayLike, shape: Sequence[int | None]) -> FloatArray:
+    """Returns ``value`` as probabilities: non-negative, summing to 1 along the last axis."""
+    result = array(name, value, shape)
+    non_negative(name, result)
+    sums = result.sum(axis=-1)
+    bad = np.abs(sums - 1.0) > TOLERANCE
+    if bad.any():
+        place = tuple(np.argwhere(bad)[0])
+        raise ValueError(
+            f"{name} must sum to 1, but {name}{where(place) if place else ''} sums to {sums[place]}"
+        )
+    return result
+
+
+def policy(name: str, value: ArrayLike, num_states: int, num_actions: int) -> FloatArray:
+    """Returns ``value`` as a policy ``[S, A]`` whose rows sum to 1."""
+    return distribution(name, value, (num_states, num_actions))
+
+
+def discount(value: float, name: str = "discount") -> float:
+    """Returns a discount in [0, 1)."""
+    result = number(name, value)
+    if not 0.0 <= result < 1.0:
+        raise ValueError(f"{name} must lie in [0, 1), got {value}")
+    return result
+
+
+def number(name: str, value: Any) -> float:
+    """Returns ``value`` as a finite float."""
+    try:
+        result = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a number, got {value!r}") from None
+    if not np.isfinite(result):
+        raise ValueError(f"{name} must be finite, got {value}")
+    return result
+
+
+def at_least(name: str, value: Any, least: float) -> float:
+    """Returns ``value`` as a finite float of at least ``least``."""
+    result = number(name, value)
+    if result < least:
+        raise ValueError(f"{name} must be at least {least:g}, got {value}")
+    return result
+
+
+def fraction(name: str, value: Any) -> float:
+    """Returns ``value`` as a float in [0, 1]."""
+    result = number(name, value)
+    if not 0.0 <= result <= 1.0:
+        raise ValueError(f"{name} must lie in [0, 1], got {value}")
+    return result
+
+
+def count(name: str, value: Any, least: int = 1) -> int:
+    """Returns ``value`` as an integer of at least ``least``."""
+    if isinstance(value, bool) or int(value) != value:
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return int(value)
+
+
+def index(name: str, value: Any, size: int) -> int:
+    """Returns ``value`` as an index in ``range(size)``."""
+    result = count(name, value, least=0)
+    if result >= size:
+        raise ValueError(f"{name} must lie in range({size}), got {value}")
+    return result
+
+
+def ratio(pi: FloatArray, mu: FloatArray) -> FloatArray:
+    """Returns π/μ, zero where both are zero; raises where π has support and μ has none."""
+    missing = (mu == 0.0) & (pi > 0.0)
+    if missing.any():
+        place = np.argwhere(missing)[0]
+        raise ValueError(
+            f"mu has no support where pi has some: mu{where(place)} = 0 while pi{where(place)} = {pi[tuple(place)]}"
+        )
+    return np.divide(pi, mu, out=np.zeros_like(pi), where=mu > 0.0)
+
+
+def two_policies(pi: ArrayLike, mu: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Returns a target and a behaviour policy of the same shape ``[S, A]``."""
+    target = distribution("pi", pi, (None, None))
+    behaviour = distribution("mu", mu, target.shape)
+    return target, behaviour
+
+
+def fits_in_memory(what: str, entries: int, *, copies: int = 4, instead: str) -> None:
+    """Raises ``TooLarge`` before a dense array of ``entries`` float64 numbers would exhaust the memory."""
+    needed = entries * 8 * copies
+    available = available_memory()
+    if needed > available:
+        raise TooLarge(
+            f"{what} needs about {needed / 2**30:.1f} GiB as a dense array and {available / 2**30:.1f} GiB are free: {instead}"
+        )
+
+
+def available_memory() -> int:
+    """Bytes of memory that can be taken now."""
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 8 * 2**30
