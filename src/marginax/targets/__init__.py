@@ -1,0 +1,18 @@
+"""Targets for learning: sampled estimates of the operators, one for every step of one sequence.
+
+Every function takes the arrays of *one* sequence; use `jax.vmap` for batches. In a sequence `q[t] = Q(x_t,
+a_t)`, `v_next[t] = Q(x_{t+1}, π)`, `discounts[t]` is γ, or 0 where step `t` ended the episode, and a
+*truncated* step still bootstraps from `v_next[t]` but lets no credit through from what follows it in the
+array.
+"""
+
+from ._estimates import RandomTimes, marginalized, marginalized_vtrace, multi_step, random_times, vtrace
+
+__all__ = [
+    "RandomTimes",
+    "marginalized",
+    "marginalized_vtrace",
+    "multi_step",
+    "random_times",
+    "vtrace",
+]
