@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from marginax._checks import FloatArray
 from marginax.mdp import TabularMDP
 
 
+@runtime_checkable
 class Bellman(Protocol):
     """The linear equation that an operator solves, ``A q = b``; its error ``b - A q`` is the Bellman error."""
 

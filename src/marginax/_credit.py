@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from marginax._solve import Resolvent
 from marginax.mdp import TabularMDP
 
 
+@runtime_checkable
 class Credit(Protocol):
     """A matrix D over pairs (or states)."""
 
