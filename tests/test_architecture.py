@@ -16,9 +16,11 @@ PACKAGE = Path(__file__).parents[1] / "src" / "marginax"
 ROOMS = [
     "_checks",
     "_solve",
-    "mdp",
     "policies",
+    "mdp",
     "traces",
+    "_bellman",
+    "_credit",
     "operators",
     "linear_programs",
     "trajectories",
