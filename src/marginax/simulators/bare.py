@@ -8,6 +8,7 @@ observations), which costs more than the physics of these small models.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import math
 import os
 from pathlib import Path
@@ -59,6 +60,8 @@ class BareSimulator:
                 f"name must be one of {sorted(f'mujoco/{t}' for t in TASKS)}, got 'mujoco/{task}'"
             )
         self._mujoco = optional_import("mujoco", f"mujoco/{task}")
+        if self._mujoco.get_mju_user_warning() is None:  # else MuJoCo writes MUJOCO_LOG.TXT
+            self._mujoco.set_mju_user_warning(logging.getLogger(__name__).debug)
         self._model = self._mujoco.MjModel.from_xml_path(str(model_folder(models) / TASKS[task]))
         self._data = self._mujoco.MjData(self._model)
         self._random = np.random.RandomState(seed)
