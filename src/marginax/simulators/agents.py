@@ -6,14 +6,15 @@ does not depend on which process plays it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from marginax.simulators.interface import make
-from marginax.simulators.policy import Layers, act
+from marginax.simulators.policy import Layers, act, to_bounds
 
 _NOISE, _EVALUATION, _TRAINING = 0, 1, 2  # streams drawn from one seed
 
@@ -25,7 +26,7 @@ class AgentSpec:
     Attributes:
         simulator: Name for [`make`][marginax.simulators.make].
         seed: Seed of the simulator and of the exploration noise.
-        noise: Standard deviation of the exploration noise, as a fraction of half the action range.
+        noise: Standard deviation of the exploration noise, for actions scaled to [-1, 1].
         random_steps: First steps, drawn uniformly from the action box.
     """
 
@@ -35,40 +36,39 @@ class AgentSpec:
     random_steps: int = 10_000
 
 
-class Block(NamedTuple):
-    """Consecutive transitions of one agent `[steps, …]` or of many `[agents, steps, …]`, all float32.
+class Block:
+    """Consecutive transitions as packed float32 rows `[…, steps, width]`, and their columns as views.
 
-    `draws` is the action before it was clipped to the bounds, `means` the mean of the Gaussian it was drawn
-    from and `log_densities` its log-density under that Gaussian (under the uniform law for the random first
-    steps, whose mean is the middle of the box). `next_observations` is the true successor, also where an
-    episode ends.
+    A row holds the observation, the action, the reward, whether the step ended the episode, whether the time
+    limit cut it off, the action's log-density under the behaviour policy, and the true successor.
+
+    Actions are scaled to [-1, 1] and kept as they were drawn, before clipping; so is their density: that of
+    the Gaussian around the policy's output, or of the uniform law in the random first steps.
+
+    >>> block = Block(np.zeros((50, row_width(3, 1)), np.float32), 3)
+    >>> block.observations.shape, block.actions.shape, block.rewards.shape
+    ((50, 3), (50, 1), (50,))
     """
 
-    observations: np.ndarray
-    actions: np.ndarray
-    draws: np.ndarray
-    means: np.ndarray
-    log_densities: np.ndarray
-    rewards: np.ndarray
-    next_observations: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
+    def __init__(self, rows: np.ndarray, observation_size: int) -> None:
+        n, m = observation_size, rows.shape[-1] - 2 * observation_size - 4
+        self.rows = rows
+        self.observations = rows[..., :n]
+        self.actions = rows[..., n : n + m]
+        self.rewards = rows[..., n + m]
+        self.terminated = rows[..., n + m + 1]
+        self.truncated = rows[..., n + m + 2]
+        self.log_behaviour = rows[..., n + m + 3]
+        self.next_observations = rows[..., n + m + 4 :]
 
 
-def block_shapes(observation_size: int, action_size: int) -> list[tuple[int, ...]]:
-    """Shape of one step of each field of a `Block`."""
-    o, a = (observation_size,), (action_size,)
-    return [o, a, a, a, (), (), o, (), ()]
+def row_width(observation_size: int, action_size: int) -> int:
+    """Numbers in one row of a `Block`.
 
-
-def gaussian_log_density(draws: np.ndarray, means: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Log-density of a Gaussian with independent entries, summed over the last axis.
-
-    >>> gaussian_log_density(np.zeros((1, 2)), np.zeros(2), np.ones(2)).round(4)
-    array([-1.8379])
+    >>> row_width(17, 6)
+    44
     """
-    terms = 0.5 * ((draws - means) / scale) ** 2 + np.log(scale * np.sqrt(2 * np.pi))
-    return np.asarray(-np.sum(terms, axis=-1))
+    return 2 * observation_size + action_size + 4
 
 
 class Actor:
@@ -78,40 +78,33 @@ class Actor:
         self.spec = spec
         seed = np.random.SeedSequence((spec.seed, _TRAINING)).generate_state(1)[0]
         self.simulator = make(spec.simulator, int(seed))
-        self.low, self.high = self.simulator.action_low, self.simulator.action_high
-        self.scale = (np.float32(spec.noise) * (self.high - self.low) / 2).astype(np.float32)
         self._observation: np.ndarray | None = None
 
     def play(self, index: int, layers: Layers, out: Block) -> None:
-        """Play block number `index` with the given policy and write it to `out` (fields `[steps, …]`)."""
-        steps = out.rewards.shape[0]
-        simulator = self.simulator
-        generator = np.random.default_rng((self.spec.seed, _NOISE, index))
-        noise = generator.standard_normal((steps, simulator.action_size), np.float32) * self.scale
-        uniform = generator.uniform(self.low, self.high, (steps, simulator.action_size)).astype(np.float32)
+        """Play block number `index` with the given policy and write it to `out` (rows `[steps, width]`)."""
+        simulator, size = self.simulator, self.simulator.action_size
+        low, high = simulator.action_low, simulator.action_high
+        steps = len(out.rows)
         random = max(0, min(steps, self.spec.random_steps - index * steps))
+        generator = np.random.default_rng((self.spec.seed, _NOISE, index))
+        normal = generator.standard_normal((steps, size), np.float32)
+        uniform = (2 * generator.random((steps, size), np.float32) - 1).astype(np.float32)
+        noise = np.float32(self.spec.noise) * normal
+        constant = size * math.log(self.spec.noise * math.sqrt(2 * math.pi))
+        out.log_behaviour[:random] = -size * math.log(2)
+        out.log_behaviour[random:] = -0.5 * np.sum(normal[random:] ** 2, axis=-1) - constant
         observation = simulator.reset() if self._observation is None else self._observation
         for t in range(steps):
             out.observations[t] = observation
-            if t < random:
-                out.means[t] = (self.low + self.high) / 2
-                draw = action = uniform[t]
-            else:
-                mean = act(layers, observation, self.low, self.high)
-                out.means[t] = mean
-                draw = mean + noise[t]
-                action = np.minimum(np.maximum(draw, self.low), self.high)
-            out.draws[t] = draw
+            action = uniform[t] if t < random else act(layers, observation) + noise[t]
             out.actions[t] = action
-            observation, out.rewards[t], terminated, truncated = simulator.step(action)
+            observation, out.rewards[t], terminated, truncated = simulator.step(to_bounds(action, low, high))
             out.next_observations[t] = observation
             out.terminated[t] = terminated
             out.truncated[t] = truncated and not terminated
             if terminated or truncated:
                 observation = simulator.reset()
         self._observation = observation
-        out.log_densities[:random] = -np.sum(np.log(self.high - self.low))
-        out.log_densities[random:] = gaussian_log_density(out.draws[random:], out.means[random:], self.scale)
 
     def get_state(self) -> dict[str, Any]:
         """The simulator's state and the observation the next action answers to."""
@@ -141,7 +134,7 @@ def evaluate(
     observations = np.stack([simulator.reset() for simulator in simulators])
     returns, alive = np.zeros(episodes), np.ones(episodes, bool)
     for step in range(simulators[0].time_limit):
-        actions = act(layers, observations, low, high)
+        actions = to_bounds(act(layers, observations), low, high)
         for i in np.flatnonzero(alive):
             observations[i], reward, terminated, truncated = simulators[i].step(actions[i])
             returns[i] += reward

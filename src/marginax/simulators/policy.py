@@ -20,13 +20,13 @@ def parameter_count(sizes: Sequence[int]) -> int:
 
 
 def unpack(vector: np.ndarray, sizes: Sequence[int]) -> Layers:
-    """Cut a flat vector into layers of (weight `[out, in]`, bias `[out]`), copied.
+    """Cut a flat vector into layers of (weight `[in, out]`, bias `[out]`), copied.
 
     The vector holds, layer by layer, the weight in row order and then the bias.
 
     >>> layers = unpack(np.arange(21, dtype=np.float32), [3, 4, 1])
     >>> [weight.shape for weight, _ in layers], layers[1][1]
-    ([(4, 3), (1, 4)], array([20.], dtype=float32))
+    ([(3, 4), (4, 1)], array([20.], dtype=float32))
     """
     if vector.shape != (parameter_count(sizes),):
         raise ValueError(
@@ -34,24 +34,35 @@ def unpack(vector: np.ndarray, sizes: Sequence[int]) -> Layers:
         )
     layers, start = [], 0
     for n, m in pairwise(sizes):
-        weight = vector[start : start + n * m].reshape(m, n).copy()
+        weight = vector[start : start + n * m].reshape(n, m).copy()
         bias = vector[start + n * m : start + n * m + m].copy()
         layers.append((weight, bias))
         start += n * m + m
     return layers
 
 
-def act(layers: Layers, observation: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """The deterministic action of a network of ReLU layers with a tanh at the end, scaled to the bounds.
+def act(layers: Layers, observation: np.ndarray) -> np.ndarray:
+    """The deterministic action, in [-1, 1], of a network of ReLU layers with a tanh at the end.
 
-    `low + (tanh(f(x)) + 1) (high - low) / 2`; the observation is `[n]`, or `[batch, n]` for many at once.
+    The observation is `[n]`, or `[batch, n]` for many at once.
 
     >>> layers = unpack(np.zeros(21, np.float32), [3, 4, 1])
-    >>> act(layers, np.ones(3, np.float32), np.float32([-2]), np.float32([2]))
+    >>> act(layers, np.ones(3, np.float32))
     array([0.], dtype=float32)
     """
     hidden = observation
     for weight, bias in layers[:-1]:
-        hidden = np.maximum(hidden @ weight.T + bias, np.float32(0))
+        hidden = np.maximum(hidden @ weight + bias, np.float32(0))
     weight, bias = layers[-1]
-    return low + (np.tanh(hidden @ weight.T + bias) + np.float32(1)) * (np.float32(0.5) * (high - low))
+    return np.tanh(hidden @ weight + bias)
+
+
+def to_bounds(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Clip to [-1, 1] and scale to the simulator's bounds.
+
+    >>> to_bounds(np.float32([-3, 0, 1]), np.float32([-2]), np.float32([4]))
+    array([-2.,  1.,  4.], dtype=float32)
+    """
+    clipped = np.minimum(np.maximum(action, np.float32(-1)), np.float32(1))
+    half = np.float32(0.5)
+    return half * (low + high) + clipped * (half * (high - low))

@@ -5,7 +5,7 @@ The caller starts a block with the newest parameters, does something else, and c
     with Pool(specs, sizes=[17, 256, 256, 6], steps=50, workers=15) as pool:
         pool.start(0, parameters)      # returns at once
         ...                            # the learner is busy with the previous block
-        block = pool.finish()          # fields [agents, steps, …]
+        block = pool.finish()          # rows [agents, steps, width]
 
 Whatever the number of workers, the blocks are the same. A worker that dies is replaced and its block
 repeated from the state at the block's start.
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marginax.simulators.agents import Actor, AgentSpec, Block, block_shapes, evaluate
+from marginax.simulators.agents import Actor, AgentSpec, Block, evaluate, row_width
 from marginax.simulators.interface import make
 from marginax.simulators.policy import parameter_count, unpack
 
@@ -76,9 +76,9 @@ class Pool:
         self.replaced = 0
         self.waited = 0.0  # seconds spent in `finish`
         self._context = multiprocessing.get_context("spawn")
-        words = len(specs) * (self.parameter_count + steps * self._words_per_step())
-        self._memory = self._context.RawArray("f", words)
-        self._shared = _Shared(self._memory, len(specs), self.parameter_count, steps, self._shapes())
+        self._shape = (len(specs), self.parameter_count, steps, sizes[0], sizes[-1])
+        self._memory = self._context.RawArray("f", _Shared.words(*self._shape))
+        self._shared = _Shared(self._memory, *self._shape)
         self._states: list[dict[str, Any]] = [{} for _ in specs]
         self._running: int | None = None
         self._outstanding: dict[tuple[int, int], tuple[np.ndarray, int]] = {}
@@ -88,18 +88,12 @@ class Pool:
         self._local = _Local(self.specs, self.sizes, range(len(specs)), self._shared) if count == 0 else None
         self._workers = [self._hire(agents) for agents in owned]
 
-    def _shapes(self) -> list[tuple[int, ...]]:
-        return block_shapes(self.observation_size, self.action_size)
-
-    def _words_per_step(self) -> int:
-        return sum(int(np.prod(shape, dtype=int)) for shape in self._shapes())
-
     def _hire(self, agents: list[int]) -> _Worker:
         before = {name: os.environ.get(name) for name in _THREADS}
         os.environ.update(dict.fromkeys(_THREADS, "1"))  # read by NumPy in the new process
         try:
             here, there = self._context.Pipe()
-            arguments = (there, self._memory, self.specs, self.sizes, self.steps, agents, self._shapes())
+            arguments = (there, self._memory, self._shape, self.specs, self.sizes, agents)
             process = self._context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             there.close()
@@ -125,7 +119,7 @@ class Pool:
                 self._send(worker, ("block", index))
 
     def finish(self) -> Block:
-        """Wait for the block in work; its fields are `[agents, steps, …]`, copied."""
+        """Wait for the block in work; its rows are `[agents, steps, width]`, copied."""
         if self._running is None:
             raise RuntimeError("no block was started")
         begun = time.perf_counter()
@@ -136,7 +130,7 @@ class Pool:
             self._receive(block=True)
         self._running = None
         self.waited += time.perf_counter() - begun
-        return Block(*(field.copy() for field in self._shared.block))
+        return Block(self._shared.rows.copy(), self.observation_size)
 
     def evaluate(
         self, index: int, parameters: np.ndarray, episodes: int, agents: Sequence[int] | None = None
@@ -252,19 +246,18 @@ class _Worker:
 
 
 class _Shared:
-    """Parameters `[agents, n]` and the block `[agents, steps, …]` as views of one shared array."""
+    """Parameters `[agents, n]` and rows `[agents, steps, width]` as views of one shared array."""
 
     def __init__(
-        self, memory: Any, agents: int, parameters: int, steps: int, shapes: Sequence[tuple[int, ...]]
+        self, memory: Any, agents: int, parameters: int, steps: int, inputs: int, outputs: int
     ) -> None:
         words = np.frombuffer(memory, np.float32)
         self.parameters = words[: agents * parameters].reshape(agents, parameters)
-        start, fields = agents * parameters, []
-        for shape in shapes:
-            size = agents * steps * int(np.prod(shape, dtype=int))
-            fields.append(words[start : start + size].reshape(agents, steps, *shape))
-            start += size
-        self.block = Block(*fields)
+        self.rows = words[agents * parameters :].reshape(agents, steps, row_width(inputs, outputs))
+
+    @staticmethod
+    def words(agents: int, parameters: int, steps: int, inputs: int, outputs: int) -> int:
+        return agents * (parameters + steps * row_width(inputs, outputs))
 
 
 class _Local:
@@ -286,7 +279,7 @@ class _Local:
     def block(self, index: int) -> None:
         for agent, actor in self.actors.items():
             layers = unpack(self.shared.parameters[agent], self.sizes)
-            actor.play(index, layers, Block(*(field[agent] for field in self.shared.block)))
+            actor.play(index, layers, Block(self.shared.rows[agent], self.sizes[0]))
 
     def evaluate(self, agent: int, index: int, vector: np.ndarray, episodes: int) -> np.ndarray:
         slices = evaluate(self.specs[agent], unpack(vector, self.sizes), index, episodes)
@@ -296,17 +289,14 @@ class _Local:
 def _serve(
     connection: Connection,
     memory: Any,
+    shape: tuple[int, ...],
     specs: Sequence[AgentSpec],
     sizes: Sequence[int],
-    steps: int,
     agents: Sequence[int],
-    shapes: Sequence[tuple[int, ...]],
 ) -> None:
     """A worker's whole life: blocks first, evaluations in slices whenever no message waits."""
     try:
-        local = _Local(
-            specs, sizes, agents, _Shared(memory, len(specs), parameter_count(sizes), steps, shapes)
-        )
+        local = _Local(specs, sizes, agents, _Shared(memory, *shape))
         jobs: list[tuple[int, int, Any]] = []
         while True:
             if jobs and not connection.poll():
