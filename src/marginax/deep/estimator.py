@@ -1,0 +1,160 @@
+"""The networks behind the TD weights of the `marginalized` operator, and one step of their training."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float
+
+from marginax.deep import weights as losses
+from marginax.deep.config import TD3Config
+from marginax.deep.networks import MLP
+
+
+class Estimator(eqx.Module):
+    """Networks and optimisers of the TD weights.
+
+    Attributes:
+        weights: The network of w; softplus of its output is the weight.
+        critic: The adversary of the saddle points; None for regression.
+        weights_optimiser: Adam's state for `weights`.
+        critic_optimiser: Adam's state for `critic`.
+
+    >>> init(TD3Config(hidden=(8,)), features=3, key=jax.random.key(0)).critic is None
+    True
+    """
+
+    weights: MLP
+    critic: MLP | None
+    weights_optimiser: Any
+    critic_optimiser: Any
+
+
+def init(config: TD3Config, features: int, key: Array) -> Estimator:
+    """Fresh networks for pairs with so many features.
+
+    >>> init(TD3Config(weights="fenchel", hidden=(8,)), features=3, key=jax.random.key(0)).critic.weights[0].shape
+    (6, 8)
+    """
+    inputs = features * (2 if config.start_conditioned else 1)
+    first, second = jax.random.split(key)
+    weights = MLP(inputs, 1, config.hidden, key=first)
+    critic = None if config.weights == "regression" else MLP(inputs, 1, config.hidden, key=second)
+    return Estimator(
+        weights,
+        critic,
+        optax.adam(config.weight_learning_rate).init(weights),
+        None if critic is None else optax.adam(config.weight_critic_learning_rate).init(critic),
+    )
+
+
+def evaluate(network: MLP, inputs: Float[Array, "T batch n"]) -> Float[Array, "T batch"]:
+    """A network's output on every pair of a batch of sequences.
+
+    >>> evaluate(MLP(3, 1, (8,), key=jax.random.key(0)), jnp.ones((5, 2, 3))).shape
+    (5, 2)
+    """
+    return network(inputs.reshape(-1, inputs.shape[-1]))[:, 0].reshape(inputs.shape[:2])
+
+
+def inputs(config: TD3Config, features: Float[Array, "T batch n"]) -> Float[Array, "T batch m"]:
+    """What the networks see: the features of each pair and, if conditioned on it, those of the start.
+
+    >>> inputs(TD3Config(), jnp.ones((5, 2, 3))).shape
+    (5, 2, 6)
+    """
+    if not config.start_conditioned:
+        return features
+    return jnp.concatenate([features, jnp.broadcast_to(features[0], features.shape)], -1)
+
+
+def predict(config: TD3Config, network: MLP, pairs: Float[Array, "T batch m"]) -> Float[Array, "T batch"]:
+    """The weights of a batch of sequences; a start-conditioned one is 1 at the start itself, which no state meets twice.
+
+    >>> predict(TD3Config(), MLP(6, 1, (8,), key=jax.random.key(0)), jnp.ones((3, 1, 6)))[0]
+    Array([1.], dtype=float32)
+    """
+    if not config.start_conditioned:
+        return jax.nn.softplus(evaluate(network, pairs))
+    return jnp.concatenate([jnp.ones(pairs.shape[:2])[:1], jax.nn.softplus(evaluate(network, pairs[1:]))])
+
+
+def loss(
+    config: TD3Config,
+    networks: tuple[MLP, MLP | None],
+    pairs: Float[Array, "T batch m"],
+    traces: Float[Array, "T batch"],
+    discounts: Float[Array, "T batch"],
+    truncated: Bool[Array, "T batch"],
+) -> tuple[Float[Array, ""], Float[Array, "T batch"]]:
+    """The estimator's loss on a batch, averaged over its sequences, and the weights themselves.
+
+    >>> config = TD3Config(weights="regression", hidden=(8,))
+    >>> estimator = init(config, features=3, key=jax.random.key(0))
+    >>> arrays = (jnp.ones((5, 2)), jnp.full((5, 2), 0.9), jnp.zeros((5, 2), bool))
+    >>> loss(config, (estimator.weights, None), jnp.ones((5, 2, 6)), *arrays)[1].shape
+    (5, 2)
+    """
+    network, critic = networks
+    w = predict(config, network, pairs)
+    sequence = (traces, discounts, truncated)
+    if critic is None:
+        return jnp.mean(jax.vmap(losses.regression, 1)(w, *sequence)), w
+    score = evaluate(critic, pairs)
+    if config.weights == "saddle-point":
+        return jnp.mean(jax.vmap(losses.saddle_point, 1)(w, jnp.tanh(score), *sequence)), w
+    return jnp.mean(jax.vmap(losses.fenchel, 1)(w, score, *sequence)), w
+
+
+def update(
+    config: TD3Config,
+    estimator: Estimator,
+    pairs: Float[Array, "T batch m"],
+    traces: Float[Array, "T batch"],
+    discounts: Float[Array, "T batch"],
+    truncated: Bool[Array, "T batch"],
+) -> tuple[Estimator, Float[Array, ""], Float[Array, "T batch"]]:
+    """One step of Adam on the loss: down for one side of a saddle point, up for the other.
+
+    Returns:
+        The new estimator, the loss, and the weights before the step.
+
+    >>> config = TD3Config(weights="saddle-point", hidden=(8,))
+    >>> estimator = init(config, features=3, key=jax.random.key(0))
+    >>> arrays = (jnp.ones((5, 2)), jnp.full((5, 2), 0.9), jnp.zeros((5, 2), bool))
+    >>> update(config, estimator, jnp.ones((5, 2, 6)), *arrays)[1].shape
+    ()
+    """
+
+    def objective(networks: tuple[MLP, MLP | None]) -> tuple[Array, Array]:
+        return loss(config, networks, pairs, traces, discounts, truncated)
+
+    networks = (estimator.weights, estimator.critic)
+    (value, w), (gradient, ascent) = jax.value_and_grad(objective, has_aux=True)(networks)
+    if config.weights == "fenchel":
+        gradient = jax.tree.map(jnp.negative, gradient)
+    else:
+        ascent = jax.tree.map(jnp.negative, ascent)
+    rate = config.weight_learning_rate
+    weights, weights_optimiser = adam(rate, gradient, estimator.weights_optimiser, estimator.weights)
+    critic, critic_optimiser = estimator.critic, estimator.critic_optimiser
+    if critic is not None:
+        critic, critic_optimiser = adam(
+            config.weight_critic_learning_rate, ascent, estimator.critic_optimiser, critic
+        )
+    return Estimator(weights, critic, weights_optimiser, critic_optimiser), value, w
+
+
+def adam(rate: float, gradient: MLP, optimiser: Any, network: MLP) -> tuple[MLP, Any]:
+    """One step of Adam.
+
+    >>> network = MLP(1, 1, (2,), key=jax.random.key(0))
+    >>> optimiser = optax.adam(0.1).init(network)
+    >>> moved, _ = adam(0.1, network, optimiser, network)
+    >>> moved.weights[0].shape
+    (1, 2)
+    """
+    updates, optimiser = optax.adam(rate).update(gradient, optimiser)
+    return optax.apply_updates(network, updates), optimiser

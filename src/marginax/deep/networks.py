@@ -1,0 +1,88 @@
+"""The networks: multi-layer perceptrons on [state, action] features, and the actor as the simulating side runs it."""
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+
+class MLP(eqx.Module):
+    """A perceptron with ReLU layers and a linear last one, on batches of any shape.
+
+    Weights start uniform in ±1/√(inputs), as PyTorch (and so Spinning Up) has them. With `copies`, so many
+    independent networks in one: every parameter has a leading axis, and so has the output.
+
+    Attributes:
+        weights: One matrix `[(copies,) inputs, outputs]` a layer.
+        biases: One vector `[(copies,) 1, outputs]` a layer.
+
+    >>> network = MLP(3, 2, (8, 8), key=jax.random.key(0))
+    >>> network(jnp.ones((5, 3))).shape
+    (5, 2)
+    >>> MLP(3, 2, (8, 8), copies=2, key=jax.random.key(0))(jnp.ones((5, 3))).shape
+    (2, 5, 2)
+    """
+
+    weights: list[Float[Array, "..."]]
+    biases: list[Float[Array, "..."]]
+
+    def __init__(
+        self, inputs: int, outputs: int, hidden: Sequence[int], *, key: Array, copies: int | None = None
+    ) -> None:
+        sizes = [inputs, *hidden, outputs]
+        keys = jax.random.split(key, (len(sizes) - 1, 2))
+        lead = () if copies is None else (copies,)
+        self.weights, self.biases = [], []
+        for (w_key, b_key), n, m in zip(keys, sizes[:-1], sizes[1:], strict=True):
+            bound = n**-0.5
+            self.weights.append(jax.random.uniform(w_key, (*lead, n, m), minval=-bound, maxval=bound))
+            self.biases.append(jax.random.uniform(b_key, (*lead, 1, m), minval=-bound, maxval=bound))
+
+    def __call__(self, inputs: Float[Array, "batch n"]) -> Float[Array, "..."]:
+        x = inputs
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = x @ weight + bias
+            if i < len(self.weights) - 1:
+                x = jax.nn.relu(x)
+        return x
+
+
+def act(actor: MLP, observations: Float[Array, "batch n"]) -> Float[Array, "batch m"]:
+    """The deterministic policy: tanh of the network, actions in [-1, 1].
+
+    >>> act(MLP(3, 2, (8,), key=jax.random.key(0)), jnp.ones((5, 3))).shape
+    (5, 2)
+    """
+    return jnp.tanh(actor(observations))
+
+
+def value(critic: MLP, features: Float[Array, "batch n"]) -> Float[Array, "*copies batch"]:
+    """Q of a batch of [state, action] features: `[batch]`, or `[2, batch]` for twin critics.
+
+    >>> value(MLP(3, 1, (8,), copies=2, key=jax.random.key(0)), jnp.ones((5, 3))).shape
+    (2, 5)
+    """
+    return critic(features)[..., 0]
+
+
+class HostActor:
+    """The actor in NumPy: one observation at a time costs microseconds, where a JAX call costs a hundred.
+
+    >>> actor = MLP(3, 2, (8,), key=jax.random.key(0))
+    >>> x = np.ones(3, np.float32)
+    >>> bool(np.allclose(HostActor(actor)(x), act(actor, jnp.asarray(x)[None])[0], atol=1e-6))
+    True
+    """
+
+    def __init__(self, actor: MLP) -> None:
+        self.weights = [np.asarray(w) for w in actor.weights]
+        self.biases = [np.asarray(b)[0] for b in actor.biases]
+
+    def __call__(self, observation: np.ndarray) -> np.ndarray:
+        x = observation
+        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            x = np.maximum(x @ weight + bias, 0)
+        return np.tanh(x @ self.weights[-1] + self.biases[-1])

@@ -1,0 +1,156 @@
+"""A replay buffer of transitions on the device, from which sequences are drawn.
+
+Transition number `i` (counted from the start of the run) lies in row `i % capacity`. A sequence starts at a
+stored transition, each equally likely, and goes on until it has the asked length, or its episode ends, or the
+newest transition is reached, whichever comes first; what remains of its length is padding (`valid` False).
+So terminal steps, and the last steps of an episode, are starts like any other, and no sequence crosses an
+episode's end or the ring's write head.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+
+class Sequences(eqx.Module):
+    """A batch of sequences; every field is `[T, batch, ...]`, time first.
+
+    Attributes:
+        observations: x_t.
+        actions: a_t as it was drawn, before it was clipped to [-1, 1].
+        rewards: r_t.
+        terminal: Whether step t ended the episode.
+        truncated: Whether the sequence goes no further than step t although the episode does: the time limit,
+            the newest transition, or the sequence's own length.
+        log_behaviour: log μ(a_t|x_t), the density that drew the action.
+        next_observations: x_{t+1}, also where the episode ended.
+        valid: False for padding, whose other fields are arbitrary.
+
+    >>> buffer = add(empty(4, 1, 1), pack([[0.0]], [[0.5]], [1.0], [False], [True], [0.0], [[0.1]]))
+    >>> sample(buffer, jax.random.key(0), batch=2, length=3).valid.T
+    Array([[ True, False, False],
+           [ True, False, False]], dtype=bool)
+    """
+
+    observations: Float[Array, "*batch n"]
+    actions: Float[Array, "*batch m"]
+    rewards: Float[Array, "*batch"]
+    terminal: Bool[Array, "*batch"]
+    truncated: Bool[Array, "*batch"]
+    log_behaviour: Float[Array, "*batch"]
+    next_observations: Float[Array, "*batch n"]
+    valid: Bool[Array, "*batch"]
+
+
+class Replay(eqx.Module):
+    """A ring of transitions, one packed row each.
+
+    Attributes:
+        rows: `[capacity, width]`: observation, action, reward, terminal, truncated, log μ, next observation.
+        added: Transitions added since the start, those overwritten included.
+        observation_size: Length of an observation.
+
+    >>> empty(8, 3, 2).rows.shape
+    (8, 12)
+    """
+
+    rows: Float[Array, "capacity width"]
+    added: Int[Array, ""]
+    observation_size: int = eqx.field(static=True)
+
+
+def empty(capacity: int, observation_size: int, action_size: int) -> Replay:
+    """A buffer without transitions.
+
+    >>> int(empty(8, 3, 2).added)
+    0
+    """
+    width = 2 * observation_size + action_size + 4
+    return Replay(jnp.zeros((capacity, width)), jnp.zeros((), jnp.int32), observation_size)
+
+
+def pack(observations, actions, rewards, terminal, truncated, log_behaviour, next_observations) -> np.ndarray:
+    """Transitions as rows of the buffer, from arrays (or lists) with one entry a transition.
+
+    >>> pack([[0.0]], [[0.5]], [1.0], [False], [True], [-0.7], [[0.1]])
+    array([[ 0. ,  0.5,  1. ,  0. ,  1. , -0.7,  0.1]], dtype=float32)
+    """
+    columns = [np.asarray(c, np.float32)[:, None] for c in (rewards, terminal, truncated, log_behaviour)]
+    first, second = np.asarray(observations, np.float32), np.asarray(actions, np.float32)
+    return np.concatenate([first, second, *columns, np.asarray(next_observations, np.float32)], axis=1)
+
+
+def add(buffer: Replay, rows: Float[Array | np.ndarray, "n width"]) -> Replay:
+    """The buffer with new transitions; the oldest make way. Jit it with the buffer donated: then nothing is copied.
+
+    >>> int(add(empty(4, 1, 1), np.zeros((3, 7), np.float32)).added)
+    3
+    """
+    capacity = buffer.rows.shape[0]
+    if len(rows) > capacity:
+        raise ValueError(f"rows has {len(rows)} transitions, more than the buffer's {capacity}.")
+    where = (buffer.added + jnp.arange(len(rows))) % capacity
+    added = buffer.added + len(rows)
+    return Replay(buffer.rows.at[where].set(rows), added, buffer.observation_size)
+
+
+def sample(buffer: Replay, key: Array, *, batch: int, length: int) -> Sequences:
+    """Draw sequences whose starts are uniform over the stored transitions.
+
+    Args:
+        buffer: A buffer with at least one transition.
+        key: A JAX random key.
+        batch: Number of sequences.
+        length: Their length T, padding included.
+
+    Returns:
+        Sequences with fields `[length, batch, ...]`.
+
+    >>> rows = pack([[0.0], [1.0]], [[0.0], [0.0]], [0.0, 0.0], [False] * 2, [False] * 2, [0.0] * 2, [[1.0], [2.0]])
+    >>> sample(add(empty(2, 1, 1), rows), jax.random.key(1), batch=1, length=2).observations.shape
+    (2, 1, 1)
+    """
+    capacity = buffer.rows.shape[0]
+    size = jnp.minimum(buffer.added, capacity)
+    starts = buffer.added - size + jax.random.randint(key, (batch,), 0, size)
+    times = starts + jnp.arange(length)[:, None]
+    return unpack(buffer.rows[times % capacity], times < buffer.added, buffer.observation_size)
+
+
+def unpack(
+    rows: Float[Array, "T batch width"], stored: Bool[Array, "T batch"], observation_size: int
+) -> Sequences:
+    """Rows of consecutive transitions as sequences, cut where the episode or what is stored ends.
+
+    Args:
+        rows: Transitions, time first.
+        stored: Whether a row is that of the transition which really followed.
+        observation_size: Length of an observation.
+
+    Returns:
+        The sequences.
+
+    >>> rows = jnp.array([[[0.0, 0.5, 1.0, 1.0, 0.0, -0.7, 0.1]], [[9.0] * 7]])
+    >>> unpack(rows, jnp.ones((2, 1), bool), 1).valid[:, 0]
+    Array([ True, False], dtype=bool)
+    """
+    n, width = observation_size, rows.shape[-1]
+    m = width - 2 * n - 4
+    rewards, terminal, limit, log_behaviour = jnp.moveaxis(rows[..., n + m : n + m + 4], -1, 0)
+    terminal = terminal > 0
+    goes_on = ~terminal & ~(limit > 0)
+    arrived = jnp.concatenate([jnp.ones_like(goes_on[:1]), jnp.cumprod(goes_on[:-1], 0, dtype=bool)])
+    valid = arrived & stored
+    has_next = jnp.concatenate([valid[1:], jnp.zeros_like(valid[:1])])
+    return Sequences(
+        observations=rows[..., :n],
+        actions=rows[..., n : n + m],
+        rewards=rewards,
+        terminal=terminal,
+        truncated=~has_next & ~terminal,
+        log_behaviour=log_behaviour,
+        next_observations=rows[..., width - n :],
+        valid=valid,
+    )

@@ -1,0 +1,174 @@
+r"""TD weights with function approximation: three losses on one sequence, for anyone's JAX code.
+
+Each loss takes what the networks say on the pairs $(x_t, a_t)$ of a sequence that starts at $(x_0, a_0)$, and
+returns a scalar to differentiate; `jax.vmap` and a mean make batches. Whether the networks also see the start
+is the caller's choice: with it they estimate $w^c_{x_0,a_0}(x_t,a_t)$, without it its average over starts.
+
+Time runs as in `marginax.targets`: `traces[t] = c(x_t, a_t)` (the first is never read), `discounts[t]` is γ,
+or 0 where step `t` ended the episode, and nothing after a truncated or terminal step is read. A sequence of
+length T knows nothing of later times, so traces count as zero from T on: the weights are those of
+the T-step operator, $w = E[C_\tau \mid x_0, a_0, x_\tau, a_\tau, \tau < T]$, and of the paper's as T grows.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+
+def cumulative(
+    traces: Float[Array, "T"], cut: Bool[Array, "T"] | None = None
+) -> tuple[Float[Array, "T"], Bool[Array, "T"]]:
+    r"""The products $C_t = c_1 \cdots c_t$, with $C_0 = 1$, and which steps are reached before a cut.
+
+    Args:
+        traces: $c(x_t, a_t)$; the first is never read.
+        cut: Steps after which the sequence does not go on.
+
+    Returns:
+        $C_t$, zero after a cut, and whether step `t` is reached.
+
+    >>> cumulative(jnp.array([9.0, 0.5, 0.5]))[0]
+    Array([1.  , 0.5 , 0.25], dtype=float32)
+    """
+    first = jnp.ones_like(traces[:1])
+    reached = jnp.ones(traces.shape, bool)
+    if cut is not None:
+        reached = jnp.concatenate([first > 0, jnp.cumprod(~cut[:-1], dtype=bool)])
+    factors = jnp.concatenate([first, traces[1:]])
+    return jnp.cumprod(jnp.where(reached, factors, 0)), reached
+
+
+def regression(
+    weights: Float[Array, "T"],
+    traces: Float[Array, "T"],
+    discounts: Float[Array, "T"],
+    truncated: Bool[Array, "T"] | None = None,
+) -> Float[Array, ""]:
+    r"""Least squares on the cumulative traces.
+
+    $$\sum_t \gamma^t \bigl(w(x_t, a_t) - C_t\bigr)^2$$
+
+    Its minimiser is $E[C_\tau \mid x_\tau, a_\tau]$ under a geometric time τ, which is $w^c$: no adversary needed.
+
+    Args:
+        weights: $w(x_t, a_t)$.
+        traces: $c(x_t, a_t)$.
+        discounts: γ, or 0 where step `t` ended the episode.
+        truncated: Steps after which the sequence does not go on.
+
+    Returns:
+        The loss, to be minimised over the weights.
+
+    >>> regression(jnp.array([1.0, 0.25]), jnp.array([1.0, 0.5]), jnp.full(2, 0.5))
+    Array(0.03125, dtype=float32)
+    """
+    cut = _cuts(discounts, truncated)
+    products, reached = cumulative(traces, cut)
+    error = jnp.where(reached, weights - products, 0)
+    return jnp.sum(_powers(discounts, cut) * error**2)
+
+
+def saddle_point(
+    weights: Float[Array, "T"],
+    critic: Float[Array, "T"],
+    traces: Float[Array, "T"],
+    discounts: Float[Array, "T"],
+    truncated: Bool[Array, "T"] | None = None,
+) -> Float[Array, ""]:
+    r"""The empirical balance of the weights against a critic (the paper's $\hat L$, as it should read).
+
+    $$\hat L = q(x_0,a_0) + \sum_t \gamma^t w(x_t,a_t) \bigl(\gamma c_{t+1} q(x_{t+1},a_{t+1}) - q(x_t,a_t)\bigr)$$
+
+    without the constant factor $1-\gamma$. For $w_t = C_t$ it is zero whatever the critic says.
+
+    Args:
+        weights: $w(x_t, a_t)$, usually the softplus of a network.
+        critic: $q(x_t, a_t)$, usually the tanh of a network.
+        traces: $c(x_t, a_t)$.
+        discounts: γ, or 0 where step `t` ended the episode.
+        truncated: Steps after which the sequence does not go on.
+
+    Returns:
+        The loss, to be minimised over the weights and maximised over the critic.
+
+    >>> traces = jnp.array([1.0, 0.5])
+    >>> saddle_point(jnp.array([1.0, 0.5]), jnp.array([0.5, -0.5]), traces, jnp.full(2, 0.5))
+    Array(0., dtype=float32)
+    """
+    cut = _cuts(discounts, truncated)
+    reached = cumulative(traces, cut)[1]
+    errors = jnp.where(reached, _successor(critic, traces, discounts, cut) - critic, 0)
+    return critic[0] + jnp.sum(_powers(discounts, cut) * jnp.where(reached, weights, 0) * errors)
+
+
+def fenchel(
+    weights: Float[Array, "T"],
+    critic: Float[Array, "T"],
+    traces: Float[Array, "T"],
+    discounts: Float[Array, "T"],
+    truncated: Bool[Array, "T"] | None = None,
+) -> Float[Array, ""]:
+    r"""The Fenchel dual form of DualDICE with target policy $\tilde\pi = c\mu$ (the paper's appendix).
+
+    $$\sum_t \gamma^t \Bigl[ \bigl(v(x_t,a_t) - \gamma c_{t+1} v(x_{t+1},a_{t+1})\bigr) w(x_t,a_t)
+    - \tfrac12 w(x_t,a_t)^2 \Bigr] - v(x_0,a_0)$$
+
+    without the constant factor $1-\gamma$.
+
+    Args:
+        weights: $w(x_t, a_t)$, the paper's ψ.
+        critic: $v(x_t, a_t)$, without bounds.
+        traces: $c(x_t, a_t)$.
+        discounts: γ, or 0 where step `t` ended the episode.
+        truncated: Steps after which the sequence does not go on.
+
+    Returns:
+        The loss, to be minimised over the critic and maximised over the weights.
+
+    >>> fenchel(jnp.array([1.0, 0.5]), jnp.zeros(2), jnp.array([1.0, 0.5]), jnp.full(2, 0.9))
+    Array(-0.6125, dtype=float32)
+    """
+    cut = _cuts(discounts, truncated)
+    reached = cumulative(traces, cut)[1]
+    errors = jnp.where(reached, critic - _successor(critic, traces, discounts, cut), 0)
+    kept = jnp.where(reached, weights, 0)
+    return jnp.sum(_powers(discounts, cut) * (errors * kept - kept**2 / 2)) - critic[0]
+
+
+def normalise(
+    weights: Float[Array, "*batch"], valid: Bool[Array, "*batch"], power: float | int = 1.0
+) -> Float[Array, "*batch"]:
+    r"""Weights of a batch raised to a power and divided by their mean: $\tilde w_j = w_j^T / \mathrm{mean}_k w_k^T$.
+
+    The paper divides by the sum and multiplies the target by $(1-\gamma)^{-1}$, which is the same at
+    batch size 100 and γ = 0.99.
+
+    Args:
+        weights: Positive weights.
+        valid: Which of them count; the others are returned as zero.
+        power: The paper's T.
+
+    Returns:
+        Weights with mean one.
+
+    >>> normalise(jnp.array([1.0, 3.0, 9.0]), jnp.array([True, True, False]))
+    Array([0.5, 1.5, 0. ], dtype=float32)
+    """
+    raised = jnp.where(valid, jnp.maximum(weights, 1e-8) ** power, 0)
+    return raised / (jnp.sum(raised) / jnp.maximum(jnp.sum(valid), 1))
+
+
+def _cuts(discounts: Array, truncated: Array | None) -> Array:
+    ended = (discounts == 0).at[-1].set(True)
+    return ended if truncated is None else ended | truncated
+
+
+def _powers(discounts: Array, cut: Array) -> Array:
+    """γ^t at the steps that are reached, zero after a cut."""
+    carried = jnp.where(cut, 0, discounts)[:-1]
+    return jnp.concatenate([jnp.ones_like(discounts[:1]), jnp.cumprod(carried)])
+
+
+def _successor(values: Array, traces: Array, discounts: Array, cut: Array) -> Array:
+    """γ c_{t+1} times the value at t + 1; zero where the sequence does not go on."""
+    following = jnp.concatenate([traces[1:] * values[1:], jnp.zeros_like(values[:1])])
+    return jnp.where(cut, 0, discounts * jnp.where(cut, 0, following))

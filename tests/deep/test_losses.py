@@ -1,0 +1,164 @@
+"""The agent's targets against sums written out step by step, and gradients that reach only what they should."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from marginax.deep import losses, replay, td3
+from marginax.deep.config import TD3Config
+from marginax.deep.networks import act, value
+from reference.episodes import filled, sequence, target, transitions
+
+OPERATORS = ["one-step", "n-step", "retrace", "retrace-paper", "marginalized"]
+SIZES = {"observation_size": 2, "action_size": 1}
+
+
+def agent(config: TD3Config) -> td3.TD3State:
+    """An agent whose target networks differ from the networks themselves."""
+    state = td3.init(config, **SIZES, key=jax.random.key(0))
+    other = td3.init(config, **SIZES, key=jax.random.key(1))
+    return td3.TD3State(
+        state.actor,
+        state.critic,
+        other.actor,
+        other.critic,
+        state.actor_optimiser,
+        state.critic_optimiser,
+        state.estimator,
+    )
+
+
+def config_of(operator: str, **settings) -> TD3Config:
+    return TD3Config(operator=operator, hidden=(16, 16), batch_size=64, sequence_length=4, **settings)
+
+
+@pytest.mark.parametrize(
+    ("operator", "conditioned"), [(operator, True) for operator in OPERATORS] + [("marginalized", False)]
+)
+def test_targets_equal_the_naive_sum_over_each_sequence(operator, conditioned):
+    config = config_of(
+        operator, start_conditioned=conditioned, target_noise=0.0, trace_scale=0.8, trace_temperature=0.5
+    )
+    state, stream = agent(config), transitions(5, 40)
+    batch = replay.sample(filled(stream, 31), jax.random.key(2), batch=64, length=config.length)
+    ahead = losses.bootstrap(config, state.target_actor, state.target_critic, batch, jax.random.key(3))
+    credit = jax.random.uniform(jax.random.key(4), batch.rewards.shape)
+    if conditioned:
+        credit = credit.at[0].set(1.0)
+    computed = losses.critic_targets(config, state.target_critic, batch, ahead, credit)
+
+    def q_of(x, a):
+        pair = jnp.asarray(np.concatenate([x, np.clip(a, -1, 1)]))[None]
+        return float(value(state.target_critic, pair).min())
+
+    def pi(x):
+        return np.asarray(act(state.target_actor, jnp.asarray(x)[None])[0])
+
+    place = {tuple(step["observation"]): i for i, step in enumerate(stream)}
+    for b in range(64):
+        steps = sequence(stream, place[tuple(np.asarray(batch.observations[0, b]))], config.length)
+        v_next = [q_of(s["next_observation"], pi(s["next_observation"])) for s in steps]
+        q = [q_of(s["observation"], s["action"]) for s in steps]
+        traces = []
+        for s in steps:
+            z = (s["action"][0] - pi(s["observation"])[0]) / 0.8
+            log_pi = -0.5 * z**2 - np.log(0.8) - 0.5 * np.log(2 * np.pi)
+            traces.append(0.7 * min(1.0, np.exp(log_pi - s["log_behaviour"])) ** 0.5)
+        weights = [float(credit[t, b]) for t in range(len(steps))]
+        if operator == "one-step":
+            weights = [1.0]
+        if operator in ("retrace", "retrace-paper"):
+            weights = [float(np.prod(traces[1 : t + 1])) for t in range(len(steps))]
+        if operator == "n-step":
+            weights = [1.0] * len(steps)
+        if operator in ("n-step", "retrace-paper"):
+            q = [q[0], *v_next[:-1]]
+        discounts = [0.0 if s["terminal"] else 0.99 for s in steps]
+        expected = target(q, v_next, [s["reward"] for s in steps], discounts, weights)
+        assert computed[b] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+        if operator.startswith("retrace"):
+            products = np.asarray(ahead.products[:, b])
+            np.testing.assert_allclose(products[: len(steps)], weights, rtol=1e-4)
+            assert (products[len(steps) :] == 0).all()
+
+
+def test_n_step_is_the_sum_of_rewards_and_one_bootstrap():
+    config = config_of("n-step", target_noise=0.0)
+    state, stream = agent(config), transitions(5, 40)
+    batch = replay.sample(filled(stream, 31), jax.random.key(2), batch=64, length=4)
+    ahead = losses.bootstrap(config, state.target_actor, state.target_critic, batch, jax.random.key(3))
+    computed = losses.critic_targets(config, state.target_critic, batch, ahead)
+    for b in range(64):
+        n = int(batch.valid[:, b].sum())
+        rewards = np.asarray(batch.rewards[:n, b])
+        expected = float(np.sum(0.99 ** np.arange(n) * rewards))
+        if not batch.terminal[n - 1, b]:
+            expected += 0.99**n * float(ahead.v_next[n - 1, b])
+        assert computed[b] == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_padding_and_what_follows_a_terminal_step_are_never_read(operator):
+    config = config_of(operator)
+    state = agent(config)
+    batch = replay.sample(filled(transitions(5, 40), 31), jax.random.key(2), batch=64, length=config.length)
+    poison = poisoner(batch.valid)
+    spoilt = replay.Sequences(
+        poison(batch.observations),
+        poison(batch.actions),
+        poison(batch.rewards),
+        batch.terminal,
+        batch.truncated,
+        poison(batch.log_behaviour),
+        poison(batch.next_observations),
+        batch.valid,
+    )
+    spoilt = jax.tree.map(jnp.asarray, spoilt)
+    clean = td3.update(config, state, batch, jax.random.key(0), delayed=False)
+    other = td3.update(config, state, spoilt, jax.random.key(0), delayed=False)
+    for a, b in zip(jax.tree.leaves(clean), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_gradients_reach_only_what_they_should(operator):
+    config = config_of(operator)
+    state = agent(config)
+    batch = replay.sample(filled(transitions(5, 40), 31), jax.random.key(2), batch=64, length=config.length)
+    critics, _ = td3.update(config, state, batch, jax.random.key(0), delayed=False)
+    moved = {name for name in vars(state) if not same(getattr(state, name), getattr(critics, name))}
+    assert moved == {"critic", "critic_optimiser"}
+    everything, _ = td3.update(config, state, batch, jax.random.key(0), delayed=True)
+    moved = {name for name in vars(state) if not same(getattr(state, name), getattr(everything, name))}
+    weights = {"estimator"} if operator == "marginalized" else set()
+    assert moved == set(vars(state)) - {"estimator"} | weights
+    # The critics take the same step whether or not the others move with them.
+    assert same(critics.critic, everything.critic)
+
+    def total(networks):
+        target_actor, target_critic, estimator = networks
+        ahead = losses.bootstrap(config, target_actor, target_critic, batch, jax.random.key(0))
+        credit = ahead.products
+        if estimator is not None:
+            credit, *_ = td3._weights(config, estimator, batch, ahead, train=False)
+        return jnp.sum(losses.critic_targets(config, target_critic, batch, ahead, credit))
+
+    slopes = jax.grad(total)(
+        (state.target_actor, state.target_critic, state.estimator and strip(state.estimator))
+    )
+    assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(slopes))
+
+
+def strip(estimator):
+    """The estimator without its optimisers' integer counters, which cannot be differentiated."""
+    return type(estimator)(estimator.weights, estimator.critic, None, None)
+
+
+def same(a, b) -> bool:
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.array_equal(x, y) for x, y in pairs)
+
+
+def poisoner(valid):
+    return lambda x: jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, jnp.nan)
