@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "marginax"
 ROOMS = [
     "_checks",
     "_solve",
+    "_highs",
     "policies",
     "mdp",
     "traces",
