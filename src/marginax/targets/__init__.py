@@ -7,12 +7,17 @@ array.
 """
 
 from ._estimates import RandomTimes, marginalized, marginalized_vtrace, multi_step, random_times, vtrace
+from ._log_ratios import traces_from_log_ratios
+from ._uncorrected import n_step, peng
 
 __all__ = [
     "RandomTimes",
     "marginalized",
     "marginalized_vtrace",
     "multi_step",
+    "n_step",
+    "peng",
     "random_times",
+    "traces_from_log_ratios",
     "vtrace",
 ]

@@ -134,6 +134,11 @@ def _steps(values, v_next, rewards, discounts, truncated, valid, times: RandomTi
     return _Steps(values, errors, jnp.where(cut, 0, discounts), cut, valid)
 
 
+def bare_steps(v_next, rewards, discounts, truncated, valid) -> _Steps:
+    """Steps without a value to start from: errors are r + γ V(x')."""
+    return _steps(jnp.zeros_like(floats("v_next", v_next)), v_next, rewards, discounts, truncated, valid, None)
+
+
 def shifted(array: Array) -> Array:
     """What `array` holds one step later (its first entry is dropped; the last step gets a zero)."""
     return jnp.concatenate([array[1:], jnp.zeros_like(array[:1])])
