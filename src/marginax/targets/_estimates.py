@@ -127,7 +127,7 @@ def _steps(values, v_next, rewards, discounts, truncated, valid, times: RandomTi
     cut = cuts(discounts, _flags("truncated", truncated, values), valid)
     errors = rewards + discounts * jnp.where(discounts == 0, 0, v_next) - values
     if times is not None:
-        stop, gamma = _flags("times.stop", times.stop, values), times.discount
+        stop, gamma = _of_length("times.stop", times.stop, values), times.discount
         errors = jnp.where(stop, errors / (1 - gamma), 0)
         discounts = discounts / jnp.where(gamma == 0, 1, gamma)
         cut = cut | stop
@@ -136,7 +136,9 @@ def _steps(values, v_next, rewards, discounts, truncated, valid, times: RandomTi
 
 def bare_steps(v_next, rewards, discounts, truncated, valid) -> _Steps:
     """Steps without a value to start from: errors are r + γ V(x')."""
-    return _steps(jnp.zeros_like(floats("v_next", v_next)), v_next, rewards, discounts, truncated, valid, None)
+    return _steps(
+        jnp.zeros_like(floats("v_next", v_next)), v_next, rewards, discounts, truncated, valid, None
+    )
 
 
 def shifted(array: Array) -> Array:

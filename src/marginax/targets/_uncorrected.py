@@ -26,9 +26,9 @@ def peng(
 
     $$G_t = r_t + \gamma \bigl((1 - c_{t+1})\, Q(x_{t+1},\pi) + c_{t+1} G_{t+1}\bigr)$$
 
-    With `traces=λ` it is Peng's Q(λ); unless μ = π its fixed point is not $Q^\pi$. With Retrace's traces it is
-    the multi-step baseline of the paper's deep experiments, which bootstraps from π's action where Retrace has
-    $Q(x_{t+1},a_{t+1})$. With `traces=1` it is the uncorrected return.
+    With `traces=λ` it is Peng's Q(λ); unless μ = π its fixed point is not $Q^\pi$. With Retrace's traces it
+    is the multi-step baseline of the paper's deep experiments, which bootstraps from π's action where Retrace
+    has $Q(x_{t+1},a_{t+1})$. With `traces=1` it is the uncorrected return.
 
     Args:
         v_next: `Q(x_{t+1}, π)`, for the successors of times 0 to T-1. Not read where `discounts` is 0.
