@@ -62,8 +62,10 @@ class _Steps(NamedTuple):
     valid: Array | None
 
     def kept(self, name: str, value: ArrayLike) -> Array:
-        """A factor of each step's error, with zeros in the padding."""
-        array = floats(name, value, self.values)
+        """A factor of each step's error (`[T]`, or `[T, T]` for each start), with zeros in the padding."""
+        array = (
+            _matrix(name, value, self.values) if jnp.ndim(value) == 2 else floats(name, value, self.values)
+        )
         return array if self.valid is None else jnp.where(self.valid, array, 0)
 
     def finish(self, total: Array, stop_gradient: bool) -> Array:
@@ -96,11 +98,11 @@ def _of_length(name: str, array: Array, like: Array) -> Array:
     return array
 
 
-def _matrix(weights: ArrayLike, like: Array) -> Array:
-    array = jnp.asarray(weights)
+def _matrix(name: str, value: ArrayLike, like: Array) -> Array:
+    array = jnp.asarray(value)
     if array.shape != 2 * like.shape:
         raise ValueError(
-            f"weights must have shape {like.shape} or {2 * like.shape} ([start, step]), not {array.shape}."
+            f"{name} must have shape {like.shape} or {2 * like.shape} ([start, step]), not {array.shape}."
         )
     return array.astype(jnp.result_type(array, float))
 
@@ -353,8 +355,9 @@ def marginalized_vtrace(
 
 def _marginalized(steps: _Steps, rhos, weights, stop_gradient: bool, backend: Backend) -> Array:
     errors = steps.kept("rhos", rhos) * steps.errors
-    if jnp.ndim(weights) == 2:
-        total = from_every_start(errors, steps.carry, steps.cut, _matrix(weights, steps.values))
+    w = steps.kept("weights", weights)
+    if w.ndim == 2:
+        total = from_every_start(errors, steps.carry, steps.cut, w)
     else:
-        total = backward(steps.kept("weights", weights) * errors, steps.carry, steps.cut, backend)
+        total = backward(w * errors, steps.carry, steps.cut, backend)
     return steps.finish(total, stop_gradient)

@@ -4,6 +4,7 @@ The recursion is `y[t] = b[t] + a[t] y[t+1]`. A plain reverse scan is best on a 
 costs; an associative scan is best on an accelerator, where the number of steps in a row is.
 """
 
+from functools import partial
 from typing import Literal
 
 import jax
@@ -13,26 +14,29 @@ from jaxtyping import Array, Bool, Float
 Backend = Literal["auto", "scan", "associative"]
 
 
-def _scan(increments: Array, coefficients: Array) -> Array:
-    def step(following: Array, here: tuple[Array, Array]) -> tuple[Array, Array]:
-        increment, coefficient = here
-        total = increment + jnp.where(coefficient == 0, 0, coefficient * following)
-        return total, total
+def _step(following: Array, here: tuple[Array, Array]) -> tuple[Array, Array]:
+    increment, coefficient = here
+    total = increment + jnp.where(coefficient == 0, 0, coefficient * following)
+    return total, total
 
-    return jax.lax.scan(step, jnp.zeros_like(increments[0]), (increments, coefficients), reverse=True)[1]
+
+def _scan(increments: Array, coefficients: Array) -> Array:
+    return jax.lax.scan(_step, jnp.zeros_like(increments[0]), (increments, coefficients), reverse=True)[1]
+
+
+def _join(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
+    b_later, a_later = later
+    b, a = earlier
+    closed = (a == 0) | (a_later == 0)
+    return b + jnp.where(a == 0, 0, a * b_later), jnp.where(closed, 0, a * a_later)
 
 
 def _associative(increments: Array, coefficients: Array) -> Array:
-    def join(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
-        b_later, a_later = later
-        b, a = earlier
-        closed = (a == 0) | (a_later == 0)
-        return b + jnp.where(a == 0, 0, a * b_later), jnp.where(closed, 0, a * a_later)
-
-    return jax.lax.associative_scan(join, (increments, coefficients), reverse=True)[0]
+    return jax.lax.associative_scan(_join, (increments, coefficients), reverse=True)[0]
 
 
-def _run(increments: Array, coefficients: Array, backend: Backend) -> Array:
+@partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _solve(increments: Array, coefficients: Array, cut: Array, backend: Backend) -> Array:
     if backend == "scan":
         return _scan(increments, coefficients)
     if backend == "associative":
@@ -40,6 +44,15 @@ def _run(increments: Array, coefficients: Array, backend: Backend) -> Array:
     return jax.lax.platform_dependent(increments, coefficients, cpu=_scan, default=_associative)
 
 
+@_solve.defjvp
+def _derivative(backend, primals, tangents):
+    increments, coefficients, cut = primals
+    y = _solve(increments, coefficients, cut, backend)
+    following = jnp.where(cut, 0, jnp.concatenate([y[1:], jnp.zeros_like(y[:1])]))
+    return y, _solve(tangents[0] + tangents[1] * following, coefficients, cut, backend)
+
+
+@partial(jax.jit, static_argnames="backend")
 def backward(
     increments: Float[Array, "T"],
     coefficients: Float[Array, "T"],
@@ -52,22 +65,10 @@ def backward(
     coefficient is zero for good (an episode ended, or was cut): the derivative with respect to that
     coefficient is zero, too, while for a coefficient that only happens to be zero it is `y[t+1]`.
     """
-
-    @jax.custom_jvp
-    def solve(increments: Array, coefficients: Array) -> Array:
-        return _run(increments, coefficients, backend)
-
-    @solve.defjvp
-    def derivative(primals, tangents):
-        increments, coefficients = primals
-        y = solve(increments, coefficients)
-        following = jnp.concatenate([y[1:], jnp.zeros_like(y[:1])])
-        source = tangents[0] + tangents[1] * jnp.where(cut, 0, following)
-        return y, solve(source, coefficients)
-
-    return solve(increments, coefficients)
+    return _solve(increments, coefficients, cut, backend)
 
 
+@jax.jit
 def from_every_start(
     errors: Float[Array, "T"],
     carry: Float[Array, "T"],

@@ -175,9 +175,7 @@ def _episodes(trajectory: Trajectory) -> Iterable[dict]:
         stops = np.flatnonzero(valid & (ends[i] | ~np.append(valid[1:], False))) + 1
         starts = np.flatnonzero(valid & np.append(True, ~valid[:-1] | ends[i][:-1]))
         for start, stop in zip(starts, stops, strict=True):
-            yield dict.fromkeys(_FILL) | {
-                name: arrays[name][i, start:stop].copy() for name in names
-            }
+            yield dict.fromkeys(_FILL) | {name: arrays[name][i, start:stop].copy() for name in names}
 
 
 def _steps(item: Any, i: int, discount: float, final_observation: bool) -> dict:
