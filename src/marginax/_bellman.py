@@ -1,8 +1,9 @@
 """The linear equation ``A q = b`` behind an operator, on pairs and on states."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -10,42 +11,44 @@ from marginax._checks import FloatArray
 from marginax.mdp import TabularMDP
 
 
-@runtime_checkable
-class Bellman(Protocol):
+class Bellman(ABC):
     """The linear equation that an operator solves, ``A q = b``; its error ``b - A q`` is the Bellman error."""
 
-    @property
-    def mdp(self) -> TabularMDP:
-        """The MDP."""
+    mdp: TabularMDP
 
-    @property
-    def policy(self) -> FloatArray:
+    @abstractmethod
+    def evaluated_policy(self) -> FloatArray:
         """The policy whose values solve it, ``[S, A]``."""
 
     @property
+    @abstractmethod
     def shape(self) -> tuple[int, ...]:
         """``(S, A)`` or ``(S,)``."""
 
     @property
+    @abstractmethod
     def reward(self) -> FloatArray:
         """b."""
 
+    @abstractmethod
     def times(self, q: FloatArray) -> FloatArray:
         """``A q``, where q may have one more axis at the end."""
 
+    @abstractmethod
     def after(self, credit: FloatArray) -> FloatArray:
         """``D A`` for a dense D ``[n, n]``."""
 
+    @abstractmethod
     def solution(self) -> FloatArray:
         """The q with ``A q = b``."""
 
 
 @dataclass(frozen=True)
-class PairBellman:
+class PairBellman(Bellman):
     """``A = I - γ P^π`` on pairs, ``b = r``."""
 
     mdp: TabularMDP
-    policy: FloatArray
+    pi: FloatArray
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,20 +59,23 @@ class PairBellman:
         return self.mdp.r
 
     def times(self, q: FloatArray) -> FloatArray:
-        values = np.einsum("xa,xa...->x...", self.policy, q)
+        values = np.einsum("xa,xa...->x...", self.pi, q)
         return q - self.mdp.discount * self.mdp.expect_next(values)
 
     def after(self, credit: FloatArray) -> FloatArray:
         p = self.mdp.p if self.mdp.is_sparse else self.mdp.p.reshape(self.mdp.r.size, -1)
         ahead = self.mdp.discount * (credit @ p)
-        return credit - (ahead[:, :, None] * self.policy).reshape(credit.shape)
+        return credit - (ahead[:, :, None] * self.pi).reshape(credit.shape)
+
+    def evaluated_policy(self) -> FloatArray:
+        return self.pi
 
     def solution(self) -> FloatArray:
-        return self.mdp.q_values(self.policy)
+        return self.mdp.q_values(self.pi)
 
 
 @dataclass(frozen=True)
-class StateBellman:
+class StateBellman(Bellman):
     """``A = diag(ρ̄) - γ P^{ρμ}`` on states with ``ρ̄(x) = Σ_a μ ρ``, and ``b = Σ_a μ ρ r``."""
 
     mdp: TabularMDP
@@ -94,8 +100,7 @@ class StateBellman:
     def reward(self) -> FloatArray:
         return (self.mu * self.rho * self.mdp.r).sum(axis=1)
 
-    @cached_property
-    def policy(self) -> FloatArray:
+    def evaluated_policy(self) -> FloatArray:
         """π_ρ ``[S, A]``."""
         if self.scale.min() <= 0.0:
             place = int(np.argmin(self.scale))
@@ -112,4 +117,4 @@ class StateBellman:
         return credit * self.scale - self.mdp.discount * (credit @ self.kernel)
 
     def solution(self) -> FloatArray:
-        return self.mdp.v_values(self.policy)
+        return self.mdp.v_values(self.evaluated_policy())

@@ -1,6 +1,6 @@
 """Checks of what users pass in: each raises a ``ValueError`` that names the argument, the place and the value."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ class TooLarge(MemoryError, ValueError):
     """A dense answer was asked for that does not fit into memory."""
 
 
-def where(index: Sequence[int] | np.ndarray) -> str:
+def where(index: Iterable[Any]) -> str:
     """Writes an index as ``[3, 0]``."""
     return "[" + ", ".join(str(int(i)) for i in index) + "]"
 
@@ -34,7 +34,7 @@ def array(name: str, value: ArrayLike, shape: Sequence[int | None] | None = None
             want is None or have == want for have, want in zip(result.shape, shape, strict=False)
         )
         if not fits:
-            wanted = "(" + ", ".join("any" if n is None else str(n) for n in shape) + ")"
+            wanted = str(tuple(-1 if n is None else n for n in shape)).replace("-1", "any")
             raise ValueError(f"{name} must have shape {wanted}, got {result.shape}")
     finite(name, result)
     return result

@@ -1,8 +1,8 @@
 """The credit D of an operator, in the forms in which it can be applied without being written out."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,19 +13,20 @@ from marginax._solve import Resolvent
 from marginax.mdp import TabularMDP
 
 
-@runtime_checkable
-class Credit(Protocol):
+class Credit(ABC):
     """A matrix D over pairs (or states)."""
 
+    @abstractmethod
     def times(self, error: FloatArray) -> FloatArray:
         """``D e`` for e of the operator's shape, or with one more axis at the end."""
 
+    @abstractmethod
     def matrix(self) -> FloatArray:
         """D written out, ``[n, n]``."""
 
 
 @dataclass(frozen=True)
-class Identity:
+class Identity(Credit):
     """``D = I``: the one-step operator."""
 
     size: int
@@ -41,7 +42,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(Credit):
     """``D`` given as an array: the marginalized operators."""
 
     values: FloatArray
@@ -55,7 +56,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Traced:
+class Traced(Credit):
     """``D = (I - γ P^m)^{-1}`` on pairs, for a measure ``m = μ c`` over actions: Markovian traces.
 
     With ``u(x) = Σ_a m(x,a) y(x,a)``, the system ``y = e + γ P^m y`` is ``u = u_e + γ P_states u`` and one product with p.
@@ -79,7 +80,7 @@ class Traced:
 
 
 @dataclass(frozen=True)
-class Timed:
+class Timed(Credit):
     """``D = Σ_{t=0}^H γ^t P^{m_1} … P^{m_t}`` on pairs, for measures ``m_t = μ c_t``: time-dependent traces."""
 
     mdp: TabularMDP
@@ -102,7 +103,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class StateTraced:
+class StateTraced(Credit):
     """``D = (I - γ P^m_states)^{-1}`` on states: V-trace."""
 
     paths: Resolvent
@@ -119,7 +120,7 @@ class StateTraced:
 
 
 @dataclass(frozen=True)
-class Composed:
+class Composed(Credit):
     """``D = D_1 + D_2 - D_1 A D_2``: the second operator applied, then the first."""
 
     first: Credit

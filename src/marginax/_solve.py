@@ -97,9 +97,11 @@ class Resolvent:
         return spla.splu(self._system.T.tocsc(), diag_pivot_thresh=0.0)
 
     @cached_property
-    def _order(self) -> FloatArray | None:
-        """States such that every successor of a state comes before it; ``None`` if there are cycles of two or more states."""
+    def _order(self) -> Any:
+        """An order of the states in which the kernel is triangular; ``None`` if two states or more form a cycle."""
         size = self.kernel.shape[0]
+        if self._runs_forward or self._runs_backward:
+            return slice(None)
         pieces, labels = sp.csgraph.connected_components(self.kernel, directed=True, connection="strong")
         if pieces < size:
             return None
@@ -109,22 +111,49 @@ class Resolvent:
         return order
 
     @cached_property
-    def _triangle(self) -> Any:
-        """The system in topological order, lower triangular."""
-        order = self._order
-        return self._system[order][:, order].tocsr()
+    def _rows(self) -> Any:
+        return np.repeat(np.arange(self.kernel.shape[0]), np.diff(self.kernel.indptr))
+
+    @cached_property
+    def _runs_forward(self) -> bool:
+        """Whether no state leads to one of smaller index."""
+        return bool((self.kernel.indices >= self._rows).all())
+
+    @cached_property
+    def _runs_backward(self) -> bool:
+        """Whether no state leads to one of larger index."""
+        return bool((self.kernel.indices <= self._rows).all())
+
+    @cached_property
+    def _triangle(self) -> tuple[Any, FloatArray]:
+        """The system in that order, each row divided by its diagonal, and the diagonal.
+
+        Upper triangular if states lead to larger indices only, lower triangular otherwise.
+        """
+        system = self._system if isinstance(self._order, slice) else self._system[self._order][:, self._order]
+        system = system.tocsr(copy=True)
+        diagonal = system.diagonal()
+        system.data /= np.repeat(diagonal, np.diff(system.indptr))
+        return system, diagonal
 
     @cached_property
     def _triangle_transposed(self) -> Any:
-        return self._triangle.T.tocsr()
+        return self._triangle[0].T.tocsr()
 
     def _substitute(self, b: FloatArray, transposed: bool) -> FloatArray:
-        order = self._order
+        system, diagonal = self._triangle
+        diagonal = diagonal if b.ndim == 1 else diagonal[:, None]
         result = np.empty(b.shape)
+        upper = self._runs_forward != transposed
         if transposed:
-            result[order] = spla.spsolve_triangular(self._triangle_transposed, b[order], lower=False)
+            below = spla.spsolve_triangular(
+                self._triangle_transposed, b[self._order], lower=not upper, unit_diagonal=True
+            )
+            result[self._order] = below / diagonal
         else:
-            result[order] = spla.spsolve_triangular(self._triangle, b[order], lower=True)
+            result[self._order] = spla.spsolve_triangular(
+                system, b[self._order] / diagonal, lower=not upper, unit_diagonal=True
+            )
         return result
 
     @cached_property
@@ -157,10 +186,10 @@ class Resolvent:
         order = 1 if transposed else np.inf
         y = b.copy()
         for _ in range(8):
-            scale = max(np.linalg.norm(y, order), np.linalg.norm(b, order))
+            scale = max(float(np.linalg.norm(y, order)), float(np.linalg.norm(b, order)))
             wanted = RELATIVE_ERROR * (1.0 - self.gain) * scale
             residual = b - system @ y
-            size = np.linalg.norm(residual, order)
+            size = float(np.linalg.norm(residual, order))
             if size <= wanted or scale == 0.0:
                 return y
             step, _ = spla.bicgstab(
@@ -174,9 +203,8 @@ class Resolvent:
     def _sweep(self, kernel: Any, b: FloatArray, y: FloatArray, order: float) -> FloatArray:
         while True:
             new = b + kernel @ y
-            change = np.linalg.norm(new - y, order)
+            change = float(np.linalg.norm(new - y, order))
             y = new
-            if change * self.gain <= RELATIVE_ERROR * (1.0 - self.gain) * max(
-                np.linalg.norm(y, order), 1e-300
-            ):
+            scale = max(float(np.linalg.norm(y, order)), 1e-300)
+            if change * self.gain <= RELATIVE_ERROR * (1.0 - self.gain) * scale:
                 return y

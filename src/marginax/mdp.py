@@ -13,6 +13,9 @@ from marginax.policies import greedy
 
 __all__ = ["TabularMDP"]
 
+MAX_SWEEPS = 2_000
+"""Sweeps of value iteration before policy iteration takes over."""
+
 
 class TabularMDP:
     """A finite MDP with exact values: transition probabilities, mean rewards, a discount, starts and reward noise.
@@ -290,7 +293,7 @@ class TabularMDP:
         return greedy(checks.array("q", q, self.r.shape))
 
     def optimal_values(self) -> FloatArray:
-        """Optimal action values, ``Q* = r + γ p max_a Q*``, by policy iteration.
+        """Optimal action values, ``Q* = r + γ p max_a Q*``, by value iteration, then policy iteration.
 
         Returns:
             ``[S, A]``.
@@ -300,6 +303,11 @@ class TabularMDP:
             array([[0.5, 1. ]])
         """
         q = self.r.copy()
+        for _ in range(MAX_SWEEPS):
+            previous, q = q, self.r + self.discount * self.expect_next(q.max(axis=1))
+            if np.abs(q - previous).max() <= 1e-6 * (1.0 - self.discount) * np.abs(q).max():
+                break
+        # The sweeps leave a nearly greedy policy; policy iteration makes it exact in a few steps.
         best = q.argmax(axis=1)
         while True:
             q = self.q_values(np.eye(self.num_actions)[best])

@@ -90,7 +90,7 @@ class Operator:
     @property
     def policy(self) -> FloatArray:
         """The policy whose values it evaluates ``[S, A]``: π, or for V-trace ``π_ρ ∝ μ ρ``."""
-        return self.bellman.policy
+        return self.bellman.evaluated_policy()
 
     def iterate(self, q: ArrayLike, steps: int) -> FloatArray:
         """The sequence ``q, T q, T² q, …`` of repeated applications.
@@ -253,7 +253,7 @@ def multi_step(mdp: TabularMDP, pi: ArrayLike, mu: ArrayLike, c: ArrayLike) -> O
     """
     bellman = PairBellman(mdp, mdp.policy("pi", pi))
     measure = mdp.policy("mu", mu) * trace_array(mdp, c)
-    non_negative = bool(measure.min(initial=0.0) >= 0.0 and (measure <= bellman.policy * (1.0 + 1e-12)).all())
+    non_negative = bool(measure.min(initial=0.0) >= 0.0 and (measure <= bellman.pi * (1.0 + 1e-12)).all())
     if measure.ndim == 3:
         return Operator("multi-step with time-dependent traces", bellman, Timed(mdp, measure), non_negative)
     return Operator("multi-step", bellman, converging(mdp, measure), non_negative)

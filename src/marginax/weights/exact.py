@@ -125,7 +125,7 @@ def to_traces(mdp: TabularMDP, mu: ArrayLike, w: ArrayLike, start: tuple[int, in
     origin = mdp.pair(start)
     checks.fits_in_memory("traces of all steps", mdp.r.size**2, copies=3, instead="use a smaller MDP")
     possible = (mdp.dense_p()[:, :, :, None] * behaviour) > 0.0
-    possible &= (mdp.credit_row(behaviour, origin) > 0.0)[:, :, None, None]
+    possible &= _reached(possible, origin)[:, :, None, None]
     regenerates = possible & (weights == 0.0)[:, :, None, None] & (weights != 0.0)
     if regenerates.any():
         y, b, z, d = (int(i) for i in np.argwhere(regenerates)[0])
@@ -144,6 +144,17 @@ def to_traces(mdp: TabularMDP, mu: ArrayLike, w: ArrayLike, start: tuple[int, in
 
 def _divide(traced: FloatArray, visits: FloatArray) -> FloatArray:
     return np.divide(traced, visits, out=np.zeros_like(visits), where=visits > 0.0)
+
+
+def _reached(possible: np.ndarray, start: tuple[int, int]) -> np.ndarray:
+    """Which pairs can be met from ``start``, itself included, given which steps are possible; ``[S, A]``."""
+    reached = np.zeros(possible.shape[:2], dtype=bool)
+    reached[start] = True
+    while True:
+        more = reached | possible[reached].any(axis=0)
+        if (more == reached).all():
+            return reached
+        reached = more
 
 
 def _timed_row(mdp: TabularMDP, measures: FloatArray, start: tuple[int, int]) -> FloatArray:
