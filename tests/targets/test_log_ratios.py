@@ -1,0 +1,71 @@
+"""Traces from log-densities: equal to the tables' where both exist, and safe where ratios are extreme."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from marginax import traces
+from marginax.targets import traces_from_log_ratios
+
+INF = np.inf
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5, 1.0, 3.0])
+def test_equals_retrace_of_tables(clip):
+    rng = np.random.default_rng(0)
+    pi, mu = rng.dirichlet(np.ones(4), size=(2, 5))
+    pi[0] = [1, 0, 0, 0]
+    with np.errstate(divide="ignore"):
+        result = traces_from_log_ratios(np.log(pi), np.log(mu), clip=clip, decay=0.7)
+    np.testing.assert_allclose(result, traces.retrace(pi, mu, clip=clip, decay=0.7), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("log_pi", "log_mu", "expected"),
+    [
+        (-INF, 0.0, 0.0),  # π has no mass there
+        (-INF, -INF, 0.0),
+        (-INF, INF, 0.0),
+        (0.0, -INF, 2.0),  # only μ has none: the clip
+        (INF, 0.0, 2.0),
+        (INF, INF, 1.0),  # the same point mass
+        (0.0, INF, 0.0),
+        (3e38, -3e38, 2.0),
+        (-3e38, 3e38, 0.0),
+        (-1e4, -1e4, 1.0),
+        (90.0, 0.0, 2.0),  # e^90 is not a float32
+    ],
+)
+def test_extreme_ratios(log_pi, log_mu, expected):
+    def trace(log_pi, log_mu, temperature):
+        return traces_from_log_ratios(log_pi, log_mu, clip=2.0, temperature=temperature)
+
+    arguments = jnp.float32(log_pi), jnp.float32(log_mu), jnp.float32(1.0)
+    np.testing.assert_allclose(trace(*arguments), expected)
+    gradients = jax.grad(trace, argnums=(0, 1, 2))(*arguments)
+    assert np.isfinite(gradients).all()
+
+
+def test_without_a_clip_the_largest_ratio_is_finite():
+    result = traces_from_log_ratios(np.array([1e3, INF, 5.0]), np.zeros(3), clip=INF)
+    assert np.isfinite(result).all()
+    assert result[0] == result[1] > 1e30
+    np.testing.assert_allclose(result[2], np.exp(5.0), rtol=1e-5)
+
+
+def test_temperature_is_an_exponent():
+    ratio = traces_from_log_ratios(np.log([0.2, 4.0]), np.zeros(2), clip=INF, temperature=0.5)
+    np.testing.assert_allclose(ratio, np.sqrt([0.2, 4.0]), rtol=1e-5)
+    far = traces_from_log_ratios(np.array([300.0]), np.zeros(1), clip=INF, temperature=0.1)
+    np.testing.assert_allclose(far, np.exp(30.0), rtol=1e-4)
+
+
+def test_nan_stays_nan():
+    assert np.isnan(traces_from_log_ratios(np.nan, 0.0))
+
+
+@pytest.mark.parametrize(("name", "value"), [("clip", -1.0), ("decay", -0.1), ("temperature", 0.0)])
+def test_numbers_out_of_range_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        traces_from_log_ratios(0.0, 0.0, **{name: value})
