@@ -1,0 +1,264 @@
+"""Importance sampling in all its forms, doubly robust, and what the weights look like: one pass, by groups.
+
+Notation: ρ_t = Π_{s≤t} π(a_s|x_s)/μ(a_s|x_s), the weight of an episode up to and including step t;
+T its last step. Terminated episodes stay in every average with reward zero and their last weight: leaving
+them out, as is often done, estimates the reward given survival. Truncated episodes leave the averages over
+time after their last step; what they would have earned is unknown to these estimators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from marginax.offline.log import Log
+
+MAX_GROUPS = 1000
+_NEGLIGIBLE = 1e-10
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimate of the value with what its interval needs.
+
+    Attributes:
+        value: the estimate.
+        influence: [G] to first order the error is the mean of these (independent) entries.
+        ess: effective sample size, where weights make one meaningful.
+        of: what `ess` counts, `episodes` or `transitions`.
+    """
+
+    value: float
+    influence: np.ndarray
+    ess: float | None = None
+    of: str = "episodes"
+
+
+@dataclass
+class Weighted:
+    """Group sums of one pass; `estimates` turns them into values with influences.
+
+    Args:
+        episodes: number of episodes in the whole log.
+        longest: length of the longest.
+        discount: γ.
+        reward_range: least and largest reward possible, for the concentration bound.
+        critics: action and state values for doubly robust, one pair ([S,A], [S]) for each fold of episodes
+            and fitted on the others; or None.
+    """
+
+    episodes: int
+    longest: int
+    discount: float
+    reward_range: tuple[float, float]
+    critics: list[tuple[np.ndarray, np.ndarray]] | None = None
+    seen: int = 0
+    top: list[tuple[float, str, int, int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.groups = min(self.episodes, MAX_GROUPS)
+        horizon = self.longest
+        if self.discount > 0:
+            horizon = min(horizon, int(np.log(_NEGLIGIBLE) / np.log(self.discount)) + 1)
+        self.horizon = max(1, horizon)
+        g, t = self.groups, self.horizon
+        names = ("size", "returns", "weight", "weighted", "decision", "robust", "base")
+        self.sums = {k: np.zeros(g) for k in names}
+        self.reward = np.zeros((g, t))  # Σ γ^t ρ_t r_t
+        self.error = np.zeros((g, t))  # Σ γ^t ρ_t (r_t + γ V(x_{t+1}) - Q(x_t,a_t))
+        self.mass = np.zeros((g, t))  # Σ ρ_t over steps taken
+        self.ended = np.zeros((g, t + 1))  # Σ ρ_T of episodes terminated before t (cumulated at the end)
+        self.square = np.zeros(t)
+        self.square_ended = np.zeros(t + 1)
+        self.lower, self.upper = np.zeros(self.episodes), np.zeros(self.episodes)
+        self.weights = np.zeros(self.episodes)
+        self.ratio_sum = self.ratio_square = 0.0
+        self.steps = 0
+        self.tail_behaviour = self.tail_target = 0.0
+
+    def update(self, log: Log, ratios: np.ndarray) -> None:
+        """Adds a chunk of whole episodes with the one-step ratios π/μ of its rows."""
+        e = log.num_episodes
+        number = self.seen + np.arange(e)
+        group = number % self.groups
+        row_group = np.repeat(group, log.lengths)
+        times = log.times
+        rho = log.products(ratios)
+        gamma = self.discount ** times.astype(np.float64)
+        discounted = gamma * rho
+        last = log.last
+        final, ends = rho[last], log.terminal[last]
+
+        def add(name: str, values: np.ndarray) -> None:
+            self.sums[name] += np.bincount(group, values, minlength=self.groups)
+
+        returns = log.sums(gamma * log.rewards)
+        decision = log.sums(discounted * log.rewards)
+        add("size", np.ones(e))
+        add("returns", returns)
+        add("weight", final)
+        add("weighted", final * returns)
+        add("decision", decision)
+        self.weights[number] = final
+
+        inside = times < self.horizon
+        if inside.all():
+            inside = slice(None)
+        key = row_group[inside] * self.horizon + times[inside]
+        self._bin(self.reward, key, (discounted * log.rewards)[inside])
+        self._bin(self.mass, key, rho[inside])
+        self.square += np.bincount(times[inside], rho[inside] ** 2, minlength=self.horizon)
+        over = ends & (log.lengths <= self.horizon)
+        key = group[over] * (self.horizon + 1) + log.lengths[over]
+        self._bin(self.ended, key, final[over])
+        self.square_ended += np.bincount(log.lengths[over], final[over] ** 2, minlength=self.horizon + 1)
+        if self.critics is not None:
+            self._robust(log, number, add, discounted, row_group, times, inside)
+
+        least, largest = self.reward_range
+        beyond = np.where(ends, self.discount * discounted[last] / (1 - self.discount), 0.0)
+        self.lower[number] = decision - least * (log.sums(discounted) + beyond)
+        self.upper[number] = largest * (log.sums(discounted) + beyond) - decision
+        self.ratio_sum += float(ratios.sum())
+        self.ratio_square += float((ratios**2).sum())
+        self.steps += len(log)
+        tail = np.where(ends, 0.0, self.discount * gamma[last])
+        self.tail_behaviour += float(tail.sum())
+        self.tail_target += float((tail * final).sum())
+        self._remember(log, rho)
+        self.seen += e
+
+    def _robust(
+        self,
+        log: Log,
+        number: np.ndarray,
+        add: Callable[[str, np.ndarray], None],
+        discounted: np.ndarray,
+        row_group: np.ndarray,
+        times: np.ndarray,
+        inside: np.ndarray | slice,
+    ) -> None:
+        assert self.critics is not None
+        q = np.stack([critic[0] for critic in self.critics])
+        v = np.stack([critic[1] for critic in self.critics])
+        fold = number % len(self.critics)
+        row_fold = np.repeat(fold, log.lengths)
+        following = np.where(log.terminal, 0.0, v[row_fold, np.where(log.terminal, 0, log.next_states)])
+        delta = log.rewards + self.discount * following - q[row_fold, log.states, log.actions]
+        base = v[fold, log.states[log.offsets[:-1]]]
+        add("base", base)
+        add("robust", base + log.sums(discounted * delta))
+        key = row_group[inside] * self.horizon + times[inside]
+        self._bin(self.error, key, (discounted * delta)[inside])
+
+    def _bin(self, table: np.ndarray, key: np.ndarray, values: np.ndarray) -> None:
+        table += np.bincount(key, values, minlength=table.size).reshape(table.shape)
+
+    def _remember(self, log: Log, rho: np.ndarray) -> None:
+        """Keeps the ten episodes with the largest final weights and the step where each weight peaked."""
+        final = rho[log.last]
+        for i in np.argsort(final)[::-1][:10]:
+            rows = slice(log.offsets[i], log.offsets[i + 1])
+            step = int(np.argmax(rho[rows]))
+            row = int(log.offsets[i]) + step
+            place = (int(log.states[row]), int(log.actions[row])) if log.tabular else (-1, -1)
+            self.top.append((float(final[i]), log.name(int(i)), step, *place))
+        self.top = sorted(self.top, key=lambda entry: -entry[0])[:10]
+
+    def ess(self) -> float:
+        """(Σρ_T)²/Σρ_T² over episodes."""
+        square = float((self.weights**2).sum())
+        return float(self.weights.sum()) ** 2 / square if square > 0 else 0.0
+
+    def ess_by_time(self) -> np.ndarray:
+        """[T] (Σρ_t)²/Σρ_t² over the episodes whose weight at step t is known."""
+        mass = (self.mass + np.cumsum(self.ended, axis=1)[:, :-1]).sum(axis=0)
+        square = self.square + np.cumsum(self.square_ended)[:-1]
+        return np.divide(mass**2, square, out=np.zeros_like(mass), where=square > 0)
+
+    def estimates(self) -> dict[str, Estimate]:
+        """All importance-sampling estimates, and doubly robust ones where critics were given.
+
+        - trajectory_is: mean ρ_T G.  per_decision_is: mean Σ γ^t ρ_t r_t.
+        - weighted_is: Σ ρ_T G / Σ ρ_T.  weighted_per_decision_is: Σ_t γ^t Σ ρ_t r_t / Σ ρ_t.
+        - doubly_robust: mean [V(x_0) + Σ γ^t ρ_t (r_t + γV(x_{t+1}) - Q(x_t,a_t))], and weighted likewise.
+        """
+        n, s = float(self.episodes), self.sums
+        scale = self.groups / n
+
+        def mean(total: np.ndarray) -> Estimate:
+            value = float(total.sum() / n)
+            return Estimate(value, scale * (total - s["size"] * value), self.ess())
+
+        found = {"trajectory_is": mean(s["weighted"]), "per_decision_is": mean(s["decision"])}
+        weight = float(s["weight"].sum())
+        if weight > 0:
+            value = float(s["weighted"].sum() / weight)
+            influence = (s["weighted"] - value * s["weight"]) * (self.groups / weight)
+            found["weighted_is"] = Estimate(value, influence, self.ess())
+            found["weighted_per_decision_is"] = self._over_time(self.reward, np.zeros(self.groups))
+        if self.critics is not None:
+            found["doubly_robust"] = mean(s["robust"])
+            if weight > 0:
+                found["weighted_doubly_robust"] = self._over_time(self.error, s["base"])
+        return found
+
+    def _over_time(self, terms: np.ndarray, base: np.ndarray) -> Estimate:
+        """Σ_t (Σ_i terms_it / Σ_i ρ_it), plus the mean of `base`, by the delta method."""
+        mass = self.mass + np.cumsum(self.ended, axis=1)[:, :-1]
+        total = mass.sum(axis=0)
+        inverse = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
+        at_time = terms.sum(axis=0) * inverse
+        start = float(base.sum() / self.episodes)
+        influence = (terms - mass * at_time) @ inverse * self.groups
+        influence += (base - self.sums["size"] * start) * (self.groups / self.episodes)
+        return Estimate(start + float(at_time.sum()), influence, self.ess())
+
+    def behaviour(self) -> Estimate:
+        """The plain average return of the log."""
+        value = float(self.sums["returns"].sum() / self.episodes)
+        centred = self.sums["returns"] - self.sums["size"] * value
+        return Estimate(value, centred * (self.groups / self.episodes), float(self.episodes))
+
+    def mean_ratio(self) -> tuple[float, float]:
+        """Mean of π/μ over steps and its standard error; 1 in expectation where μ covers π."""
+        mean = self.ratio_sum / self.steps
+        variance = max(self.ratio_square / self.steps - mean**2, 0.0)
+        return mean, float(np.sqrt(variance / self.steps))
+
+
+def marginalized(
+    chunks: Iterable[Log],
+    weights: np.ndarray,
+    values: tuple[np.ndarray, np.ndarray],
+    value: float,
+    *,
+    episodes: int,
+    discount: float,
+    ess: float,
+) -> Estimate:
+    """Influence of Σ starts · V when V solves the Bellman equation of the log's counts.
+
+    ψ_i = V(x_0) - value + Σ_t w(x_t,a_t) (r_t + γ V(x_{t+1}) - Q(x_t,a_t)), with w of `Model.weights`:
+    the delta method on the counts, exact to first order, with whole episodes as the independent units.
+    """
+    q, v = values
+    groups = min(episodes, MAX_GROUPS)
+    total, size, seen = np.zeros(groups), np.zeros(groups), 0
+    for log in chunks:
+        group = (seen + np.arange(log.num_episodes)) % groups
+        following = np.where(log.terminal, 0.0, v[np.where(log.terminal, 0, log.next_states)])
+        delta = log.rewards + discount * following - q[log.states, log.actions]
+        psi = v[log.states[log.offsets[:-1]]] + log.sums(weights[log.states, log.actions] * delta)
+        total += np.bincount(group, psi, minlength=groups)
+        size += np.bincount(group, minlength=groups)
+        seen += log.num_episodes
+    return Estimate(value, (total - size * value) * (groups / episodes), ess, "transitions")
+
+
+def effective_transitions(weights: np.ndarray, visits: np.ndarray) -> float:
+    """(Σ N w)²/Σ N w² over pairs: how many transitions carry a marginalized estimate."""
+    square = float((visits * weights**2).sum())
+    return float((visits * weights).sum()) ** 2 / square if square > 0 else 0.0
