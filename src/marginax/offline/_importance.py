@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from marginax.offline.log import Log
+from marginax.offline._log import Log
 
 MAX_GROUPS = 1000
+DOMINANT = 0.5  # share of the weight from which a single episode decides a self-normalised average
 _NEGLIGIBLE = 1e-10
 
 
@@ -28,12 +29,15 @@ class Estimate:
         influence: [G] to first order the error is the mean of these (independent) entries.
         ess: effective sample size, where weights make one meaningful.
         of: what `ess` counts, `episodes` or `transitions`.
+        open: what resampling cannot show, to be added on both sides: where one episode carries most of a
+            self-normalised average, that average hardly varies, and says nothing of what others would give.
     """
 
     value: float
     influence: np.ndarray
     ess: float | None = None
     of: str = "episodes"
+    open: float = 0.0
 
 
 @dataclass
@@ -77,6 +81,8 @@ class Weighted:
         self.ratio_sum = self.ratio_square = 0.0
         self.steps = 0
         self.tail_behaviour = self.tail_target = 0.0
+        self.heaviest, self.heaviest_ended = np.zeros(t), np.zeros(t + 1)  # largest single weight by time
+        self.return_range, self.error_range = [np.inf, -np.inf], [np.inf, -np.inf]
 
     def update(self, log: Log, ratios: np.ndarray) -> None:
         """Adds a chunk of whole episodes with the one-step ratios π/μ of its rows."""
@@ -103,17 +109,20 @@ class Weighted:
         add("decision", decision)
         self.weights[number] = final
 
-        inside = times < self.horizon
-        if inside.all():
-            inside = slice(None)
+        inside: np.ndarray | slice = slice(None)
+        if self.longest > self.horizon:
+            inside = times < self.horizon
         key = row_group[inside] * self.horizon + times[inside]
         self._bin(self.reward, key, (discounted * log.rewards)[inside])
         self._bin(self.mass, key, rho[inside])
         self.square += np.bincount(times[inside], rho[inside] ** 2, minlength=self.horizon)
+        np.maximum.at(self.heaviest, times[inside], rho[inside])
         over = ends & (log.lengths <= self.horizon)
         key = group[over] * (self.horizon + 1) + log.lengths[over]
         self._bin(self.ended, key, final[over])
         self.square_ended += np.bincount(log.lengths[over], final[over] ** 2, minlength=self.horizon + 1)
+        np.maximum.at(self.heaviest_ended, log.lengths[over], final[over])
+        _widen(self.return_range, returns)
         if self.critics is not None:
             self._robust(log, number, add, discounted, row_group, times, inside)
 
@@ -147,6 +156,7 @@ class Weighted:
         row_fold = np.repeat(fold, log.lengths)
         following = np.where(log.terminal, 0.0, v[row_fold, np.where(log.terminal, 0, log.next_states)])
         delta = log.rewards + self.discount * following - q[row_fold, log.states, log.actions]
+        _widen(self.error_range, delta)
         base = v[fold, log.states[log.offsets[:-1]]]
         add("base", base)
         add("robust", base + log.sums(discounted * delta))
@@ -181,9 +191,9 @@ class Weighted:
     def estimates(self) -> dict[str, Estimate]:
         """All importance-sampling estimates, and doubly robust ones where critics were given.
 
-        - trajectory_is: mean ρ_T G.  per_decision_is: mean Σ γ^t ρ_t r_t.
-        - weighted_is: Σ ρ_T G / Σ ρ_T.  weighted_per_decision_is: Σ_t γ^t Σ ρ_t r_t / Σ ρ_t.
-        - doubly_robust: mean [V(x_0) + Σ γ^t ρ_t (r_t + γV(x_{t+1}) - Q(x_t,a_t))], and weighted likewise.
+        - trajectory-is: mean ρ_T G.  per-decision-is: mean Σ γ^t ρ_t r_t.
+        - weighted-is: Σ ρ_T G / Σ ρ_T.  weighted-per-decision-is: Σ_t γ^t Σ ρ_t r_t / Σ ρ_t.
+        - doubly-robust: mean [V(x_0) + Σ γ^t ρ_t (r_t + γV(x_{t+1}) - Q(x_t,a_t))], and weighted likewise.
         """
         n, s = float(self.episodes), self.sums
         scale = self.groups / n
@@ -192,21 +202,30 @@ class Weighted:
             value = float(total.sum() / n)
             return Estimate(value, scale * (total - s["size"] * value), self.ess())
 
-        found = {"trajectory_is": mean(s["weighted"]), "per_decision_is": mean(s["decision"])}
+        found = {"trajectory-is": mean(s["weighted"]), "per-decision-is": mean(s["decision"])}
         weight = float(s["weight"].sum())
         if weight > 0:
             value = float(s["weighted"].sum() / weight)
             influence = (s["weighted"] - value * s["weight"]) * (self.groups / weight)
-            found["weighted_is"] = Estimate(value, influence, self.ess())
-            found["weighted_per_decision_is"] = self._over_time(self.reward, np.zeros(self.groups))
+            alone = self.weights.max() > DOMINANT * weight
+            span = self.return_range[1] - self.return_range[0] if alone else 0.0
+            found["weighted-is"] = Estimate(value, influence, self.ess(), open=span)
+            span = self.reward_range[1] - self.reward_range[0]
+            found["weighted-per-decision-is"] = self._over_time(self.reward, np.zeros(self.groups), span)
         if self.critics is not None:
-            found["doubly_robust"] = mean(s["robust"])
+            found["doubly-robust"] = mean(s["robust"])
             if weight > 0:
-                found["weighted_doubly_robust"] = self._over_time(self.error, s["base"])
+                found["weighted-doubly-robust"] = self._over_time(
+                    self.error, s["base"], self.error_range[1] - self.error_range[0]
+                )
         return found
 
-    def _over_time(self, terms: np.ndarray, base: np.ndarray) -> Estimate:
-        """Σ_t (Σ_i terms_it / Σ_i ρ_it), plus the mean of `base`, by the delta method."""
+    def _over_time(self, terms: np.ndarray, base: np.ndarray, span: float) -> Estimate:
+        """Σ_t (Σ_i terms_it / Σ_i ρ_it), plus the mean of `base`, by the delta method.
+
+        `span` is how far a single term may lie from another; it is left open at the steps where one episode
+        has most of the weight.
+        """
         mass = self.mass + np.cumsum(self.ended, axis=1)[:, :-1]
         total = mass.sum(axis=0)
         inverse = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
@@ -214,7 +233,10 @@ class Weighted:
         start = float(base.sum() / self.episodes)
         influence = (terms - mass * at_time) @ inverse * self.groups
         influence += (base - self.sums["size"] * start) * (self.groups / self.episodes)
-        return Estimate(start + float(at_time.sum()), influence, self.ess())
+        heaviest = np.maximum(self.heaviest, np.maximum.accumulate(self.heaviest_ended)[:-1])
+        alone = (heaviest > DOMINANT * total) & (self.mass.sum(axis=0) > 0)
+        unknown = span * float((self.discount ** np.arange(self.horizon))[alone].sum())
+        return Estimate(start + float(at_time.sum()), influence, self.ess(), open=unknown)
 
     def behaviour(self) -> Estimate:
         """The plain average return of the log."""
@@ -227,6 +249,10 @@ class Weighted:
         mean = self.ratio_sum / self.steps
         variance = max(self.ratio_square / self.steps - mean**2, 0.0)
         return mean, float(np.sqrt(variance / self.steps))
+
+
+def _widen(bounds: list[float], values: np.ndarray) -> None:
+    bounds[0], bounds[1] = min(bounds[0], float(values.min())), max(bounds[1], float(values.max()))
 
 
 def marginalized(

@@ -9,10 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from marginax.offline.log import Builder, Log
-from marginax.offline.sources import CHUNK, Source
+from marginax.offline._log import Builder, Log
+from marginax.offline._sources import CHUNK, Source
 
-BEHAVIOUR_KEYS = ("behaviour", "behavior", "behaviour_probability", "behavior_probability", "action_probability")
+BEHAVIOUR_KEYS = (
+    "behaviour",
+    "behavior",
+    "behaviour_probability",
+    "behavior_probability",
+    "action_probability",
+)
 
 
 class MinariSource(Source):

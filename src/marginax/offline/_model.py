@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.sparse.linalg import splu
 
-from marginax.offline.counts import Counts
+from marginax._solve import Resolvent
+from marginax.offline._counts import Counts
+
+DENSE_LIMIT = 300  # states up to which a dense solve is the faster one
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ def certainty_equivalence(
         discount: γ in [0, 1).
         fold: use the counts of this fold only (starts are always those of the whole log).
 
-    >>> from marginax.offline.log import Log
-    >>> from marginax.offline.counts import count
+    >>> from marginax.offline._log import Log
+    >>> from marginax.offline._counts import count
     >>> log = Log.from_episodes([dict(states=[0, 0], actions=[1], rewards=[1.], terminal=False)])
     >>> round(certainty_equivalence(count([log], 1, 2), np.array([[0., 1.]]), 0.5).value, 6)
     2.0
@@ -74,13 +76,15 @@ def certainty_equivalence(
     leave = np.clip(1.0 - supported.sum(axis=1), 0.0, 1.0)
     leave[leave < 1e-12] = 0.0
     p = sp.diags_array(1.0 / safe.ravel()) @ counts.transitions(fold)  # [S*A, S]
-    average = sp.csr_array((supported.ravel(), np.arange(s * a), np.arange(0, s * a + 1, a)), shape=(s, s * a))
-    system = sp.csc_array(sp.eye_array(s) - discount * (average @ p))
-    factors = splu(system)
-    v0, out = factors.solve(np.stack([(supported * rewards).sum(axis=1), leave], axis=1)).T
+    average = sp.csr_array(
+        (supported.ravel(), np.arange(s * a), np.arange(0, s * a + 1, a)), shape=(s, s * a)
+    )
+    kernel = average @ p
+    resolvent = Resolvent(kernel.toarray() if s <= DENSE_LIMIT else kernel, discount)
+    v0, out = resolvent(np.stack([(supported * rewards).sum(axis=1), leave], axis=1)).T
     starts = counts.starts.sum(axis=0)
     starts = starts / starts.sum()
-    d = factors.solve(starts, trans="T")
+    d = resolvent.transposed(starts)
 
     states = n.sum(axis=1)
     stays = float(states @ (1.0 - out))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import scipy.sparse as sp
 
-from marginax.offline.log import Log
+from marginax.offline._log import Log
 
 FOLDS = 2  # episodes are split by their number for cross-fitting: doubly robust never meets its own data
 
@@ -32,6 +32,7 @@ class Counts:
         self.visits = np.zeros((FOLDS, num_states, num_actions))
         self.reward_sums = np.zeros((FOLDS, num_states, num_actions))
         self.starts = np.zeros((FOLDS, num_states))
+        self.behaviour_sums = np.zeros((num_states, num_actions))  # Σ of the logged μ(a|x), where logged
         self._successors: list[sp.csr_array] = [sp.csr_array((pairs, num_states)) for _ in range(FOLDS)]
         self.episodes = 0
         self.steps = 0
@@ -69,6 +70,8 @@ class Counts:
         self.reward_min = min(self.reward_min, float(log.rewards.min()))
         self.reward_max = max(self.reward_max, float(log.rewards.max()))
         self.has_behaviour = log.behaviour is not None
+        if log.behaviour is not None:
+            self.behaviour_sums += np.bincount(pairs, log.behaviour, minlength=s * a).reshape(s, a)
 
     def _check(self, log: Log) -> None:
         if not log.tabular:

@@ -43,7 +43,7 @@ class Log:
     offsets: np.ndarray
     behaviour: np.ndarray | None = None
     rows: np.ndarray | None = None
-    names: Sequence[Any] | None = None
+    names: Sequence[Any] | np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -201,7 +201,9 @@ class Log:
                 bad = ~np.isfinite(values).reshape(len(self), -1).all(axis=1)
                 self._refuse(bad, name + " {} is not finite", values)
         if self.next_states.ndim == 1:
-            self._refuse((self.next_states < 0) & ~self.terminal, "next state {} is negative", self.next_states)
+            self._refuse(
+                (self.next_states < 0) & ~self.terminal, "next state {} is negative", self.next_states
+            )
         else:
             bad = ~np.isfinite(self.next_states).all(axis=1) & ~self.terminal
             self._refuse(bad, "next observation {} is not finite", self.next_states)

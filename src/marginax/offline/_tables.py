@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from marginax.offline.log import Log
-from marginax.offline.sources import CHUNK, Source
+from marginax.offline._log import Log
+from marginax.offline._sources import CHUNK, Source
 
 NAMES = {
     "episode": ("episode", "episode_id"),
@@ -287,7 +287,9 @@ def _assign(names: list[str]) -> dict[str, list[str]]:
             found[role] = single
         elif role in _VECTORS:
             stems = "|".join(map(re.escape, spellings))
-            matches = [(re.fullmatch(rf"(?:{stems})[_\[]?(\d+)\]?", key), name) for key, name in lower.items()]
+            matches = [
+                (re.fullmatch(rf"(?:{stems})[_\[]?(\d+)\]?", key), name) for key, name in lower.items()
+            ]
             vector = sorted((int(match.group(1)), name) for match, name in matches if match)
             if vector:
                 found[role] = [name for _, name in vector]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.stats import norm
@@ -13,7 +14,11 @@ _MOST = 20.0  # standard errors; beyond this the resampling has lost the few epi
 
 @dataclass(frozen=True)
 class Interval:
-    """A closed interval [low, high] at the given level."""
+    """A closed interval [low, high] at the given level.
+
+    >>> 0.5 in Interval(0.0, 1.0), Interval(0.0, 1.0).width
+    (True, 1.0)
+    """
 
     low: float
     high: float
@@ -63,20 +68,25 @@ def bootstrap(
         width = 0.0 if error == 0 else np.inf
         return Interval(value - width, value + width, level)
     scaled = psi / (error * np.sqrt(n))
-    rng = np.random.default_rng(seed)
-    t = np.empty(replicates)
-    block = max(1, int(4e6 // n))
-    for i in range(0, replicates, block):
-        b = min(block, replicates - i)
-        draws = scaled[rng.integers(n, size=(b, n), dtype=np.int32)]
-        mean = draws.mean(axis=1)
-        se = draws.std(axis=1, ddof=1) / np.sqrt(n)
-        t[i : i + b] = np.divide(mean, se, out=np.full(b, np.inf), where=se > _LEAST)
+    counts = _resamples(n, replicates, seed)
+    mean, square = (counts @ np.stack([scaled, scaled**2], axis=1) / n).T
+    se = np.sqrt(np.maximum(square - mean**2, 0.0) / (n - 1))
+    t = np.divide(mean, se, out=np.full(replicates, np.inf), where=se > _LEAST)
     tail = (1 - level) / 2
     sides = np.abs(np.quantile(t, [1 - tail, tail], method="nearest"))
     both = max(float(np.quantile(np.abs(t), level, method="nearest")), float(norm.ppf(1 - tail)))
     below, above = np.minimum(np.maximum(sides, both), _MOST) * error
     return Interval(float(value - below), float(value + above), level)
+
+
+@lru_cache(maxsize=2)
+def _resamples(n: int, replicates: int, seed: int) -> np.ndarray:
+    """[replicates, n] how often each entry is drawn in each resample."""
+    rng = np.random.default_rng(seed)
+    counts = np.empty((replicates, n))
+    for row in counts:
+        row[:] = np.bincount(rng.integers(n, size=n), minlength=n)
+    return counts
 
 
 def concentration(
@@ -97,6 +107,11 @@ def concentration(
     The mean of min(X, b) never exceeds that of X ≥ 0, so an empirical Bernstein bound (Maurer and Pontil)
     on the clipped estimates bounds J from below however large the weights are; b is chosen on the first
     twentieth of the episodes and the bound computed on the rest (Thomas, Theocharous and Ghavamzadeh 2015).
+
+    >>> half = np.tile([0.0, 1.0], 500)
+    >>> bound = concentration(half, 1 - half, (0.0, 1.0))
+    >>> bool(0.4 < bound.low < 0.5 < bound.high < 0.6)
+    True
     """
     each = (1 - level) / 2
     low = value_range[0] + clipped_lower_bound(lower, each)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from marginax.offline.log import Log
+from marginax.offline._log import Log
 
 CHUNK = 500_000  # transitions held at a time
 
@@ -120,11 +120,11 @@ def open_data(data: Any) -> Source:
         )
     path = Path(data)
     if path.suffix.lower() in (".parquet", ".pq", ".csv"):
-        from marginax.offline.tables import TableSource
+        from marginax.offline._tables import TableSource
 
         if not path.is_file():
             raise FileNotFoundError(f"there is no file {str(path)!r}")
         return TableSource(path)
-    from marginax.offline.minari_source import MinariSource
+    from marginax.offline._minari import MinariSource
 
     return MinariSource(str(data))

@@ -1,0 +1,205 @@
+"""Target policies: a table, a file of probabilities, a saved agent, or a function given by name."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marginax import _checks as checks
+from marginax.offline._log import Log
+from marginax.offline._sources import Source
+
+_SUM = 1e-5  # files often hold single precision
+
+
+@dataclass(frozen=True)
+class TablePolicy:
+    """π(a|x) as a table [S, A]."""
+
+    table: np.ndarray
+    name: str = "table"
+
+
+@dataclass(frozen=True)
+class RowPolicy:
+    """π at each row of the file: [N] probabilities of the logged actions, or [N, A] of all actions."""
+
+    probabilities: np.ndarray
+    name: str = "rows"
+
+    def at(self, log: Log) -> np.ndarray:
+        """π(a_n|x_n) of each transition of a log."""
+        if log.rows is None:
+            raise ValueError("probabilities aligned with rows need a log that was read from a file")
+        if int(log.rows.max()) >= len(self.probabilities):
+            raise ValueError(
+                f"the policy has {len(self.probabilities)} rows of probabilities, and the log has more: "
+                f"{log.where(int(np.argmax(log.rows >= len(self.probabilities))))} has none"
+            )
+        rows = self.probabilities[log.rows]
+        return rows if rows.ndim == 1 else np.take_along_axis(rows, log.actions[:, None], axis=1)[:, 0]
+
+
+@dataclass(frozen=True)
+class FunctionPolicy:
+    """A function of observations [N, …] that returns [N, A] probabilities, or Gaussian (mean, std) [N, K]."""
+
+    function: Callable[[np.ndarray], Any]
+    name: str = "function"
+
+    def __call__(self, observations: np.ndarray) -> Any:
+        """Probabilities [N, A], or mean and standard deviation [N, K], checked."""
+        result = self.function(observations)
+        if isinstance(result, tuple):
+            if len(result) != 2:
+                raise ValueError(f"the policy {self.name} returned {len(result)} arrays, not (mean, std)")
+            mean = np.asarray(result[0], dtype=np.float64)
+            std = np.broadcast_to(np.asarray(result[1], dtype=np.float64), mean.shape)
+            if mean.ndim != 2 or len(mean) != len(observations):
+                raise ValueError(
+                    f"the policy {self.name} returned means of shape {mean.shape} for {len(observations)} observations"
+                )
+            if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std >= 0).all()):
+                raise ValueError(f"the policy {self.name} returned a mean or std that is not finite")
+            return mean, std
+        table = np.asarray(result, dtype=np.float64)
+        if table.ndim != 2 or len(table) != len(observations):
+            raise ValueError(
+                f"the policy {self.name} returned shape {table.shape} for {len(observations)} observations; "
+                "expected one row of probabilities for each"
+            )
+        return probabilities(f"the policy {self.name}", table)
+
+
+Policy = TablePolicy | RowPolicy | FunctionPolicy
+
+
+def load_policy(policy: Any, source: Source | None = None) -> Policy:
+    """The target policy behind `policy`.
+
+    Args:
+        policy: a table [S, A]; a function of observations; or a string: the path of a `.npy` or `.csv`
+            table, of a file of probabilities aligned with the log's rows (one number a row, or a `.parquet`
+            file with a column for each action), of a folder written by `marginax train`, or
+            `module:function` (imported from the current folder or the Python path).
+        source: the log, to tell a table from probabilities aligned with its rows.
+
+    Raises:
+        ValueError: naming what is wrong with it.
+        FileNotFoundError: if there is no such file.
+
+    >>> load_policy([[0.5, 0.5], [1.0, 0.0]]).table.shape
+    (2, 2)
+    """
+    if isinstance(policy, Policy):
+        return policy
+    if callable(policy):
+        return FunctionPolicy(policy, getattr(policy, "__name__", "function"))
+    if not isinstance(policy, str | Path):
+        return TablePolicy(probabilities("policy", checks.array("policy", policy, (None, None))))
+    path = Path(policy)
+    suffix = path.suffix.lower()
+    if suffix in (".npy", ".csv", ".parquet"):
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no policy file {str(path)!r}")
+        return _from_array(_read(path), path, source)
+    if path.is_dir():
+        return _from_run(path)
+    if ":" in str(policy):
+        return FunctionPolicy(_imported(str(policy)), str(policy))
+    raise ValueError(
+        f"policy {str(policy)!r} is not a .npy, .csv or .parquet file, a folder of `marginax train`, "
+        "or module:function"
+    )
+
+
+def probabilities(name: str, table: np.ndarray) -> np.ndarray:
+    """Checked rows of probabilities; sums off by single precision are put right."""
+    checks.finite(name, table)
+    checks.non_negative(name, table)
+    sums = table.sum(axis=-1, keepdims=True)
+    bad = np.abs(sums - 1) > _SUM
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValueError(f"{name} must sum to 1 in every row, but row {row} sums to {sums.ravel()[row]}")
+    return table / sums
+
+
+def _from_array(array: np.ndarray, path: Path, source: Source | None) -> Policy:
+    name = path.name
+    if array.ndim == 1:
+        bad = ~((array >= 0) & np.isfinite(array))
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise ValueError(f"{name}: row {row} is {array[row]}, not a probability or density")
+        return RowPolicy(array, name)
+    if array.ndim != 2:
+        raise ValueError(f"{name}: expected [S, A] or one probability a row, got shape {array.shape}")
+    table = probabilities(name, array)
+    aligned = path.suffix.lower() == ".parquet"
+    if not aligned and source is not None and source.total == len(table):
+        aligned = source.sizes is None or source.sizes[0] != len(table)
+    return RowPolicy(table, name) if aligned else TablePolicy(table, name)
+
+
+def _read(path: Path) -> np.ndarray:
+    if path.suffix.lower() == ".npy":
+        try:
+            array = np.load(path, allow_pickle=False)
+        except ValueError as error:
+            raise ValueError(f"{path.name} is not a plain NumPy array: {error}") from None
+    elif path.suffix.lower() == ".csv":
+        with open(path) as file:
+            header = any(c.isalpha() for c in file.readline().replace("e", "").replace("E", ""))
+        try:
+            array = np.loadtxt(path, delimiter=",", skiprows=int(header), ndmin=2)
+        except ValueError as error:
+            raise ValueError(f"{path.name} is not a table of numbers: {error}") from None
+        array = array[:, 0] if array.shape[1] == 1 else array
+    else:
+        try:
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise ImportError('Parquet files need `pip install "marginax[offline]"`') from error
+        columns = pq.read_table(path)
+        array = np.stack([column.to_numpy() for column in columns.columns], axis=1)
+        array = array[:, 0] if array.shape[1] == 1 else array
+    try:
+        return np.asarray(array, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{path.name} does not hold numbers") from None
+
+
+def _imported(address: str) -> Callable[[np.ndarray], Any]:
+    module, _, name = address.partition(":")
+    with _current_folder():
+        try:
+            found = importlib.import_module(module)
+        except ImportError as error:
+            raise ValueError(f"policy {address!r}: cannot import {module!r}: {error}") from None
+    function = getattr(found, name, None)
+    if not callable(function):
+        raise ValueError(f"policy {address!r}: {module!r} has no function {name!r}")
+    return function
+
+
+@contextmanager
+def _current_folder() -> Iterator[None]:
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _from_run(folder: Path) -> Policy:
+    raise ValueError(f"{folder} is not a folder written by `marginax train`")

@@ -1,0 +1,298 @@
+"""Evaluation of a tabular log: two or three streaming passes, whatever its size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from marginax.offline._answers import ESTIMATORS, Answer, Evaluation, answer
+from marginax.offline._behaviour import calibration
+from marginax.offline._counts import Counts, count
+from marginax.offline._importance import Weighted, effective_transitions, marginalized
+from marginax.offline._intervals import Interval, bootstrap, concentration
+from marginax.offline._log import Log
+from marginax.offline._model import Model, certainty_equivalence
+from marginax.offline._policies import FunctionPolicy, Policy, RowPolicy, TablePolicy
+from marginax.offline._regression import Regression
+from marginax.offline._sources import Source
+from marginax.offline._verdict import agreement, judge
+
+Progress = Callable[[str, Iterable[Log]], Iterator[Log]]
+IMPORTANCE = ("trajectory-is", "per-decision-is", "weighted-is", "weighted-per-decision-is")
+ROBUST = ("doubly-robust", "weighted-doubly-robust")
+PREFERRED = ("certainty-equivalence", "fqe-retrace", "fqe-one-step", "fenchel", "saddle-point")
+
+
+def evaluate_tabular(
+    source: Source,
+    policy: Policy,
+    *,
+    discount: float,
+    estimators: tuple[str, ...],
+    behaviour: Any,
+    reward_range: tuple[float, float] | None,
+    level: float,
+    seed: int,
+    progress: Progress,
+) -> Evaluation:
+    """The answers of all `estimators` for a log of indices; see `marginax.offline.evaluate`."""
+    pi, notes = target_table(policy, source)
+    counts = count(progress("counting", source.chunks()), pi.shape[0], pi.shape[1])
+    if counts.episodes < 2:
+        raise ValueError("the log has a single episode: an interval over episodes needs at least two")
+    mu, how = behaviour_table(behaviour, counts)
+    model = certainty_equivalence(counts, pi, discount)
+    critics = None
+    if set(ROBUST) & set(estimators):
+        folds = [certainty_equivalence(counts, pi, discount, fold=k) for k in (1, 0)]
+        critics = [(fold.q, fold.v) for fold in folds]
+    rewards = reward_range or (counts.reward_min, counts.reward_max)
+    _check_range(rewards, counts)
+    with_zero = (min(rewards[0], 0.0), max(rewards[1], 0.0))
+    weighted = Weighted(counts.episodes, counts.longest, discount, with_zero, critics)
+    regression = (
+        Regression(counts.num_states, counts.num_actions, discount) if "regression" in estimators else None
+    )
+    for log in progress("weighting", source.chunks()):
+        ratios = _ratios(policy, pi, mu, log)
+        weighted.update(log, ratios)
+        if regression is not None:
+            regression.update(log, ratios)
+
+    estimates = {name: e for name, e in weighted.estimates().items() if name in estimators}
+    visits = counts.visits.sum(axis=0)
+    if set(PREFERRED) & set(estimators):
+        estimates["certainty-equivalence"] = marginalized(
+            progress("intervals", source.chunks()),
+            model.weights,
+            (model.q, model.v),
+            model.value,
+            episodes=counts.episodes,
+            discount=discount,
+            ess=effective_transitions(model.weights, visits),
+        )
+    if regression is not None:
+        chunks = ((log, _ratios(policy, pi, mu, log)) for log in progress("regression", source.chunks()))
+        estimates["regression"] = regression.estimate(chunks, counts.episodes)
+
+    below, above = _left_open(model)
+    values = (with_zero[0] / (1 - discount), with_zero[1] / (1 - discount))
+    bound = concentration(weighted.lower, weighted.upper, values, level=level) if how == "logged" else None
+    answers: dict[str, Answer] = {}
+    for name in ESTIMATORS:
+        if name in estimates and name in estimators:
+            model_based = ESTIMATORS[name][1] == "bootstraps" and name not in ROBUST
+            answers[name] = answer(
+                name,
+                estimates[name],
+                level=level,
+                seed=seed,
+                open_below=below if model_based else 0.0,
+                open_above=above if model_based else 0.0,
+                bound=bound if name == "per-decision-is" else None,
+            )
+    logged = weighted.behaviour()
+    diagnostics = _diagnose(counts, model, weighted, mu, how, behaviour)
+    diagnostics["disagreeing"] = agreement(answers)
+    best = next((name for name in (*PREFERRED, *ROBUST, *IMPORTANCE[::-1]) if name in answers), None)
+    advantage = None
+    if best is not None:
+        difference = estimates[best].value - logged.value
+        advantage = bootstrap(
+            difference, estimates[best].influence - logged.influence, level=level, seed=seed
+        )
+        if best in PREFERRED:
+            advantage = Interval(advantage.low - below, advantage.high + above, level)
+    if weighted.tail_behaviour / counts.episodes > 0.01:
+        advantage = None  # the log's own average stops at truncation: the two are not comparable
+    verdict = judge(answers, diagnostics, advantage, PREFERRED)
+    return Evaluation(
+        answers=answers,
+        behaviour=answer("behaviour", logged, level=level, seed=seed),
+        advantage=advantage,
+        verdict=verdict,
+        diagnostics=diagnostics,
+        settings={
+            "data": source.name,
+            "policy": policy.name,
+            "discount": discount,
+            "behaviour": how,
+            "level": level,
+            "seed": seed,
+            "reward_range": rewards,
+        },
+        notes=(*notes, *source.notes),
+        curves=_curves(weighted, model, visits, calibration(counts, mu) if how != "estimated" else None),
+    )
+
+
+def target_table(policy: Policy, source: Source) -> tuple[np.ndarray, list[str]]:
+    """π as a table [S, A]; rows may sum to less than 1 where the policy is only known on the log's pairs."""
+    if isinstance(policy, TablePolicy):
+        declared = source.sizes
+        if declared is not None and declared != policy.table.shape:
+            raise ValueError(
+                f"the policy is a table {policy.table.shape}, and the log has {declared[0]} states and "
+                f"{declared[1]} actions"
+            )
+        return policy.table, []
+    s, a = source.table_sizes()
+    if isinstance(policy, FunctionPolicy):
+        table = policy(np.arange(s))
+        if isinstance(table, tuple) or table.shape[1] < a:
+            raise ValueError(f"the policy {policy.name} must return probabilities of all {a} actions")
+        return table, []
+    width = policy.probabilities.shape[1] if policy.probabilities.ndim == 2 else a
+    if width < a:
+        raise ValueError(f"the policy {policy.name} gives {width} actions, and the log has {a}")
+    return _table_of_rows(policy, source, s, width)
+
+
+def _table_of_rows(policy: RowPolicy, source: Source, s: int, a: int) -> tuple[np.ndarray, list[str]]:
+    total, n, visits = np.zeros((s, a)), np.zeros((s, a)), np.zeros(s)
+    for log in source.chunks():
+        if policy.probabilities.ndim == 2:
+            for k in range(a):
+                weight = policy.probabilities[log.rows, k]
+                total[:, k] += np.bincount(log.states, weight, minlength=s)
+            n += np.bincount(log.states, minlength=s)[:, None]
+        else:
+            pairs = log.states * a + log.actions
+            total += np.bincount(pairs, policy.at(log), minlength=s * a).reshape(s, a)
+            n += np.bincount(pairs, minlength=s * a).reshape(s, a)
+        visits += np.bincount(log.states, minlength=s)
+    table = np.divide(total, n, out=np.zeros_like(total), where=n > 0)
+    sums = table.sum(axis=1)
+    notes = ["the policy is known on the log's rows only; elsewhere it counts as unsupported"]
+    if (sums > 1 + 1e-3).any():
+        x = int(np.argmax(sums))
+        notes.append(
+            f"the policy's probabilities in state {x} add up to {sums[x]:.3f}: it depends on more than the state"
+        )
+        table /= np.maximum(sums, 1)[:, None]
+    return table, notes
+
+
+def behaviour_table(behaviour: Any, counts: Counts) -> tuple[np.ndarray | None, str]:
+    """The table to take μ from (None: the log's own column), and in a word where it comes from."""
+    if isinstance(behaviour, str):
+        if behaviour not in ("auto", "logged", "estimated"):
+            raise ValueError(f"behaviour must be auto, logged, estimated or a table, got {behaviour!r}")
+        if behaviour == "logged" and not counts.has_behaviour:
+            raise ValueError("behaviour is to be taken from the log, which has no behaviour probabilities")
+        if behaviour != "estimated" and counts.has_behaviour:
+            return None, "logged"
+        return counts.behaviour(), "estimated"
+    from marginax.offline._policies import probabilities
+
+    table = np.asarray(behaviour, dtype=np.float64)
+    if table.shape != (counts.num_states, counts.num_actions):
+        raise ValueError(
+            f"behaviour must have shape {(counts.num_states, counts.num_actions)}, got {table.shape}"
+        )
+    return probabilities("behaviour", table), "given"
+
+
+def _ratios(policy: Policy, pi: np.ndarray, mu: np.ndarray | None, log: Log) -> np.ndarray:
+    target = policy.at(log) if isinstance(policy, RowPolicy) else pi[log.states, log.actions]
+    chance = log.behaviour if mu is None else mu[log.states, log.actions]
+    assert chance is not None
+    if (chance == 0).any():
+        row = int(np.argmax(chance == 0))
+        raise ValueError(
+            f"{log.where(row)}: the behaviour table gives probability 0 to an action that was taken"
+        )
+    return target / chance
+
+
+def _check_range(rewards: tuple[float, float], counts: Counts) -> None:
+    if not rewards[0] <= counts.reward_min <= counts.reward_max <= rewards[1]:
+        raise ValueError(
+            f"reward_range {rewards} does not contain the log's rewards, "
+            f"which go from {counts.reward_min:g} to {counts.reward_max:g}"
+        )
+
+
+def _left_open(model: Model) -> tuple[float, float]:
+    """How much lower and higher the value may be if what was never seen has any value seen elsewhere."""
+    low, high = model.fill_range
+    return model.unsupported * max(model.fill - low, 0.0), model.unsupported * max(high - model.fill, 0.0)
+
+
+def _diagnose(
+    counts: Counts, model: Model, weighted: Weighted, mu: np.ndarray | None, how: str, behaviour: Any
+) -> dict[str, Any]:
+    ratio, ratio_error = weighted.mean_ratio()
+    weights = weighted.weights
+    mean = float(weights.mean())
+    left = model.left
+    worst = np.argsort(left.ravel())[::-1][:10]
+    most = np.argsort(model.weights.ravel())[::-1][:10]
+    a = counts.num_actions
+    check = calibration(counts, mu) if how != "estimated" else None
+    visits = counts.visits.sum(axis=0)
+    return {
+        "episodes": counts.episodes,
+        "transitions": counts.steps,
+        "longest": counts.longest,
+        "truncated": counts.truncated,
+        "tail_behaviour": weighted.tail_behaviour / counts.episodes,
+        "tail_target": weighted.tail_target / counts.episodes,
+        "ess": weighted.ess(),
+        "ess_transitions": effective_transitions(model.weights, visits),
+        "mean_weight": mean,
+        "mean_weight_error": float(weights.std(ddof=1) / np.sqrt(len(weights))),
+        "mean_ratio": ratio,
+        "mean_ratio_error": ratio_error,
+        "unsupported": model.unsupported,
+        "unsupported_pairs": [
+            {"state": int(i // a), "action": int(i % a), "mass": float(left.ravel()[i])}
+            for i in worst
+            if left.ravel()[i] > 0
+        ],
+        "largest_weights": [
+            {"weight": w, "episode": name, "step": step, "state": state, "action": action}
+            for w, name, step, state, action in weighted.top
+        ],
+        "largest_ratios": [
+            {
+                "state": int(i // a),
+                "action": int(i % a),
+                "ratio": float(model.weights.ravel()[i]),
+                "visits": int(visits.ravel()[i]),
+            }
+            for i in most
+            if model.weights.ravel()[i] > 0
+        ],
+        "behaviour": how,
+        "behaviour_deviation": None if check is None else check.deviation,
+        "behaviour_error": None if check is None else check.error,
+        "behaviour_suspicious": check is not None and check.suspicious,
+        "span": model.fill_range[1] - model.fill_range[0],
+    }
+
+
+def _curves(weighted: Weighted, model: Model, visits: np.ndarray, check: Any) -> dict[str, Any]:
+    """Data behind the plots of the page."""
+    positive = weighted.weights[weighted.weights > 0]
+    logs = np.log10(np.maximum(positive, 1e-12)) if len(positive) else np.zeros(1)
+    heights, edges = np.histogram(logs, bins=40, range=(logs.min() - 0.05, logs.max() + 0.05))
+    seen = visits.ravel() / visits.sum()
+    total = float(model.occupancy.sum())
+    return {
+        "ess_by_time": weighted.ess_by_time(),
+        "weight_histogram": {
+            "edges": edges,
+            "heights": heights,
+            "zeros": int((weighted.weights == 0).sum()),
+        },
+        "overlap": {
+            "behaviour": seen,
+            "target": model.occupancy.ravel() / total if total > 0 else seen * 0,
+        },
+        "calibration": None
+        if check is None
+        else {"said": check.said, "seen": check.seen, "weight": check.weight},
+    }

@@ -1,0 +1,250 @@
+"""Reading logs: every format gives the same log, and each way of being broken its own sentence."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+import pytest
+
+from marginax.offline import Log, evaluate, open_data
+from marginax.offline._tables import TableSource
+
+EPISODES = [
+    {"states": [0, 1, 2], "actions": [0, 1, 1], "rewards": [0.0, 1.0, -1.0], "terminal": True},
+    {"states": [1, 0, 2], "actions": [1, 0], "rewards": [0.5, 0.25], "terminal": False},
+    {"states": [2, 2], "actions": [0], "rewards": [3.0], "terminal": True},
+]
+BEHAVIOUR = [[0.5, 0.25, 1.0], [0.75, 0.5], [0.5]]
+
+
+def log():
+    return Log.from_episodes([dict(e, behaviour=b) for e, b in zip(EPISODES, BEHAVIOUR, strict=True)])
+
+
+def columns(**changes):
+    """The three episodes as columns, the truncated one with its final observation as an extra row."""
+    table = {
+        "episode": [0, 0, 0, 1, 1, 1, 2],
+        "step": [0, 1, 2, 0, 1, 2, 0],
+        "state": [0, 1, 2, 1, 0, 2, 2],
+        "action": [0, 1, 1, 1, 0, None, 0],
+        "reward": [0.0, 1.0, -1.0, 0.5, 0.25, None, 3.0],
+        "terminal": [False, False, True, False, False, None, True],
+        "truncated": [False, False, False, False, True, None, False],
+        "behaviour": [0.5, 0.25, 1.0, 0.75, 0.5, None, 0.5],
+    }
+    table.update(changes)
+    return {k: v for k, v in table.items() if v is not None}
+
+
+def write(tmp_path, table, kind="parquet"):
+    path = tmp_path / f"log.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table(table), path)
+    else:
+        csv.write_csv(pa.table(table), path)
+    return path
+
+
+def same(a, b):
+    for name in ("states", "actions", "rewards", "terminal", "offsets", "behaviour"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+    goes_on = ~a.terminal
+    np.testing.assert_array_equal(a.next_states[goes_on], b.next_states[goes_on])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_table_files_give_the_log(tmp_path, kind):
+    same(open_data(write(tmp_path, columns(), kind)).read(), log())
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_next_state_column_instead_of_an_extra_row(tmp_path, kind):
+    keep = [0, 1, 2, 3, 4, 6]
+    table = {k: [v[i] for i in keep] for k, v in columns().items()}
+    table["next_state"] = [1, 2, 0, 0, 2, 0]
+    same(open_data(write(tmp_path, table, kind)).read(), log())
+
+
+def test_a_truncated_episode_without_its_last_observation_loses_a_step(tmp_path):
+    keep = [0, 1, 2, 3, 4, 6]
+    source = open_data(write(tmp_path, {k: [v[i] for i in keep] for k, v in columns().items()}))
+    found = source.read()
+    assert found.lengths.tolist() == [3, 1, 1]
+    assert found.rows.tolist() == [0, 1, 2, 3, 5]
+    assert "last step was set aside" in source.notes[0]
+    lists = [dict(e, states=e["states"][:2]) if i == 1 else e for i, e in enumerate(EPISODES)]
+    assert Log.from_episodes(lists).lengths.tolist() == [3, 1, 1]
+
+
+def test_steps_may_count_from_one_and_columns_have_other_names(tmp_path):
+    table = columns(step=[1, 2, 3, 1, 2, 3, 1])
+    table["terminated"], table["propensity"] = table.pop("terminal"), table.pop("behaviour")
+    same(open_data(write(tmp_path, table)).read(), log())
+
+
+def test_small_chunks_are_cut_between_episodes(tmp_path):
+    path = write(tmp_path, columns())
+    source = TableSource(path, chunk=4)
+    assert [len(part) for part in source.chunks()] == [3, 2, 1]
+    same(source.read(), log())
+
+
+def test_observation_columns_and_lists(tmp_path):
+    table = columns(state=None)
+    table["obs_0"], table["obs_1"] = np.arange(7.0), np.arange(7.0) + 0.5
+    found = open_data(write(tmp_path, table)).read()
+    assert found.states.shape == (6, 2)
+    assert not found.tabular
+    np.testing.assert_array_equal(found.next_states[4], [5.0, 5.5])
+    table = columns(state=None, observation=[[float(i), i + 0.5] for i in range(7)])
+    np.testing.assert_array_equal(open_data(write(tmp_path, table)).read().states, found.states)
+
+
+def edit(name, index, value):
+    table = columns()
+    table[name] = [value if i == index else v for i, v in enumerate(table[name])]
+    return table
+
+
+BROKEN = {
+    "missing column": (lambda: columns(reward=None), "no column for the reward"),
+    "done": (lambda: columns(terminal=None, done=[False] * 7), "'done' does not say"),
+    "two columns": (lambda: columns(observation=[0] * 7), "both give the state"),
+    "nan reward": (lambda: edit("reward", 1, float("nan")), "episode 0, step 1: reward nan"),
+    "negative state": (lambda: edit("state", 4, -1), "episode 1, step 1: state -1 is negative"),
+    "fractional state": (
+        lambda: columns(state=[0, 1, 2, 1.5, 0, 2, 2]),
+        "episode 1, step 0: state 1.5 is not an index",
+    ),
+    "negative action": (lambda: edit("action", 0, -3), "episode 0, step 0: action -3 is negative"),
+    "gap in steps": (lambda: edit("step", 2, 3), "episode 0: step 3 where 2 was expected"),
+    "repeated step": (lambda: edit("step", 1, 0), "episode 0: step 0 where 1 was expected"),
+    "split episode": (lambda: edit("episode", 6, 0), "episode 0 appears again"),
+    "early terminal": (
+        lambda: edit("terminal", 1, True),
+        "episode 0, step 1: the step is terminal, yet more steps",
+    ),
+    "early truncated": (
+        lambda: edit("truncated", 0, True),
+        "episode 0, step 0: the step is truncated, yet more steps",
+    ),
+    "open end": (lambda: edit("truncated", 4, False), "episode 1, step 1: the last step is neither"),
+    "missing action": (lambda: edit("action", 1, None), "episode 0, step 1: the action is missing"),
+    "log-probability": (lambda: edit("behaviour", 3, -0.7), "episode 1, step 0: .* log-probability"),
+    "zero probability": (lambda: edit("behaviour", 0, 0.0), "episode 0, step 0: behaviour probability is 0"),
+    "probability above one": (lambda: edit("behaviour", 6, 1.5), "episode 2, step 0: .* 1.5 is above 1"),
+    "missing probability": (lambda: edit("behaviour", 1, None), "episode 0, step 1: .* missing"),
+    "flag": (
+        lambda: columns(terminal=[0, 0, 2, 0, 0, None, 1]),
+        "episode 0, step 2: terminal is 2.0, not true or false",
+    ),
+    "shifted next state": (
+        lambda: columns(next_state=[0, 1, 2, 1, 0, 0, 2]),
+        "episode 0, step 0: next_state is not the state of the next row",
+    ),
+    "empty": (lambda: {k: pa.array([], pa.int64()) for k in columns()}, "is empty"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_files_are_refused_with_episode_and_step(tmp_path, case):
+    make, message = BROKEN[case]
+    with pytest.raises(ValueError, match=message):
+        open_data(write(tmp_path, make())).read()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"states": [0]}, "episode 0: 1 observations for 3 steps; expected 3 or 4"),
+        ({"actions": [0]}, "episode 0: 1 actions for 3 rewards"),
+        ({"rewards": [], "actions": [], "states": [0]}, "episode 0: it has no steps"),
+        ({"behaviour": [0.5]}, r"episode 0: behaviour has shape \(1,\) for 3 steps"),
+        ({"rewards": [0.0, np.inf, 1.0]}, "episode 0, step 1: reward inf"),
+    ],
+)
+def test_broken_episodes_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        Log.from_episodes([dict(EPISODES[0], **change)])
+
+
+def test_episodes_must_agree_with_each_other():
+    with pytest.raises(ValueError, match="episode 1: behaviour probabilities are missing here"):
+        Log.from_episodes([dict(EPISODES[0], behaviour=BEHAVIOUR[0]), EPISODES[1]])
+    with pytest.raises(ValueError, match="the log is empty"):
+        Log.from_episodes([])
+
+
+def test_what_is_not_data_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="not int"):
+        open_data(3)
+    with pytest.raises(FileNotFoundError, match=r"no file .*missing\.csv"):
+        open_data(tmp_path / "missing.csv")
+    for name in ("nowhere", "a/b-v0", "not an id!"):
+        with pytest.raises(FileNotFoundError, match="nor the id of a dataset"):
+            open_data(name)
+
+
+def buffers(minari):
+    parts = []
+    for i, (e, b) in enumerate(zip(EPISODES, BEHAVIOUR, strict=True)):
+        n = len(e["rewards"])
+        states = e["states"] + [0] * (n + 1 - len(e["states"]))
+        parts.append(
+            minari.data_collector.EpisodeBuffer(
+                id=i,
+                observations=np.array(states),
+                actions=np.array(e["actions"]),
+                rewards=e["rewards"],
+                terminations=[False] * (n - 1) + [e["terminal"]],
+                truncations=[False] * (n - 1) + [not e["terminal"]],
+                infos={"behaviour": np.array([0.0, *b])},
+            )
+        )
+    return parts
+
+
+def test_minari_by_id_and_by_folder(tmp_path, monkeypatch):
+    import gymnasium
+    import minari
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    minari.create_dataset_from_buffers(
+        "tests/tiny-v0",
+        buffers(minari),
+        observation_space=gymnasium.spaces.Discrete(4),
+        action_space=gymnasium.spaces.Discrete(2),
+    )
+    for place in (
+        "tests/tiny-v0",
+        str(tmp_path / "tests" / "tiny-v0"),
+        tmp_path / "tests" / "tiny-v0" / "data",
+    ):
+        source = open_data(place)
+        assert source.sizes == (4, 2)
+        same(source.read(), log())
+    with pytest.raises(ValueError, match=r"table \(3, 2\), and the log has 4 states"):
+        evaluate("tests/tiny-v0", np.full((3, 2), 0.5))
+    assert set(evaluate("tests/tiny-v0", np.full((4, 2), 0.5)).answers) > {"per-decision-is"}
+
+
+def test_trajectories_are_cut_at_ends_truncations_and_padding():
+    from marginax.trajectories import Trajectory
+
+    batch = Trajectory(
+        states=np.array([[0, 1, 2, 0], [3, 3, 9, 9]], np.int32),
+        actions=np.array([[0, 1, 0, 1], [1, 0, 9, 9]], np.int32),
+        rewards=np.array([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, np.nan, np.nan]], np.float32),
+        discounts=np.array([[0.9, 0.0, 0.9, 0.9], [0.9, 0.9, 0.9, 0.9]], np.float32),
+        next_states=np.array([[1, 0, 0, 1], [3, 2, 9, 9]], np.int32),
+        truncated=np.array([[False, False, True, False], [False, False, False, False]]),
+        behaviour=None,
+        valid=np.array([[True] * 4, [True, True, False, False]]),
+    )
+    found = Log.from_trajectories(batch)
+    assert found.offsets.tolist() == [0, 2, 3, 4, 6]
+    assert found.terminal.tolist() == [False, True, False, False, False, False]
+    assert found.truncated.tolist() == [False, False, True, True, False, True]
+    assert found.rewards.tolist() == [1, 2, 3, 4, 5, 6]

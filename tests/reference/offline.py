@@ -1,0 +1,104 @@
+"""Off-policy evaluation written with plain loops, one episode and one step at a time."""
+
+import numpy as np
+
+
+def episodes_of(log):
+    """The log as a list of episodes: lists of (x, a, r, x', terminal, μ)."""
+    result = []
+    for first, last in zip(log.offsets[:-1], log.offsets[1:], strict=True):
+        columns = (log.states, log.actions, log.rewards, log.next_states, log.terminal, log.behaviour)
+        result.append([tuple(c[n] for c in columns) for n in range(first, last)])
+    return result
+
+
+def cumulative(episode, pi):
+    """ρ_0, ρ_1, … of an episode."""
+    product, result = 1.0, []
+    for x, a, _, _, _, mu in episode:
+        product *= pi[x, a] / mu
+        result.append(product)
+    return result
+
+
+def trajectory_is(episodes, pi, gamma):
+    terms = []
+    for episode in episodes:
+        g = sum(gamma**t * step[2] for t, step in enumerate(episode))
+        terms.append(cumulative(episode, pi)[-1] * g)
+    return sum(terms) / len(terms)
+
+
+def per_decision_is(episodes, pi, gamma):
+    terms = []
+    for episode in episodes:
+        rho = cumulative(episode, pi)
+        terms.append(sum(gamma**t * rho[t] * step[2] for t, step in enumerate(episode)))
+    return sum(terms) / len(terms)
+
+
+def weighted_is(episodes, pi, gamma):
+    weights = [cumulative(episode, pi)[-1] for episode in episodes]
+    returns = [sum(gamma**t * step[2] for t, step in enumerate(episode)) for episode in episodes]
+    return sum(w * g for w, g in zip(weights, returns, strict=True)) / sum(weights)
+
+
+def over_time(episodes, pi, gamma, term):
+    """Σ_t γ^t Σ_i ρ_it term_it / Σ_i ρ_it; terminated episodes stay with weight ρ_T and term 0."""
+    rhos = [cumulative(episode, pi) for episode in episodes]
+    total = 0.0
+    for t in range(max(map(len, episodes))):
+        top = bottom = 0.0
+        for episode, rho in zip(episodes, rhos, strict=True):
+            if t < len(episode):
+                top += rho[t] * term(episode[t])
+                bottom += rho[t]
+            elif episode[-1][4]:
+                bottom += rho[-1]
+        if bottom > 0:
+            total += gamma**t * top / bottom
+    return total
+
+
+def weighted_per_decision_is(episodes, pi, gamma):
+    return over_time(episodes, pi, gamma, lambda step: step[2])
+
+
+def doubly_robust(episodes, pi, gamma, critics):
+    """The backward recursion of Jiang and Li; critics[i % 2] for episode i; V(x_T) after a truncation."""
+    values = []
+    for i, episode in enumerate(episodes):
+        q, v = critics[i % 2]
+        following = 0.0 if episode[-1][4] else v[episode[-1][3]]
+        for x, a, r, _, _, mu in reversed(episode):
+            following = v[x] + pi[x, a] / mu * (r + gamma * following - q[x, a])
+        values.append(following)
+    return sum(values) / len(values)
+
+
+def weighted_doubly_robust(episodes, pi, gamma, critic):
+    """Thomas and Brunskill's form, for one critic."""
+    q, v = critic
+    start = sum(v[episode[0][0]] for episode in episodes) / len(episodes)
+
+    def error(step):
+        x, a, r, following, terminal, _ = step
+        return r + (0.0 if terminal else gamma * v[following]) - q[x, a]
+
+    return start + over_time(episodes, pi, gamma, error)
+
+
+def empirical_mdp(episodes, num_states, num_actions):
+    """Frequencies p [S,A,S], r [S,A] and starts [S] of the log; zeros where it never went."""
+    n = np.zeros((num_states, num_actions))
+    p = np.zeros((num_states, num_actions, num_states))
+    r, starts = np.zeros_like(n), np.zeros(num_states)
+    for episode in episodes:
+        starts[episode[0][0]] += 1
+        for x, a, reward, following, terminal, _ in episode:
+            n[x, a] += 1
+            r[x, a] += reward
+            if not terminal:
+                p[x, a, following] += 1
+    safe = np.maximum(n, 1)
+    return p / safe[..., None], r / safe, starts / starts.sum(), n
