@@ -12,6 +12,7 @@ spaced, and the time for all is the sample's mean times their number (marked ~).
 import argparse
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -21,17 +22,19 @@ import marginax as mx
 from marginax.linear_programs import balance_matrix
 
 
-def best_of(repeats: int, function: Callable[[], object]) -> tuple[float, object]:
+def best_of(repeats: int, function: Callable, *arguments, **options) -> tuple[float, Any]:
     """Shortest time of some runs, and what the function returned."""
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()
-        result = function()
+        result = function(*arguments, **options)
         times.append(time.perf_counter() - begin)
     return min(times), result
 
 
-def loop_relaxed(problem, q: np.ndarray, rate: float, starts: np.ndarray, factored: bool) -> tuple[float, np.ndarray]:
+def loop_relaxed(
+    problem, q: np.ndarray, rate: float, starts: np.ndarray, factored: bool
+) -> tuple[float, np.ndarray]:
     """Seconds a program and the optimal values, by linprog."""
     mdp, pi, _ = problem
     pairs = mdp.r.size
@@ -82,7 +85,9 @@ def loop_fastest(problem, cap: float, starts: np.ndarray) -> tuple[float, np.nda
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[5, 10, 15, 20])
     parser.add_argument("--rate", type=float, default=0.5)
     parser.add_argument("--cap", type=float, default=2.0)
@@ -100,9 +105,10 @@ def main() -> None:
         sign = "" if every else "~"
 
         few = starts[:: max(1, starts.size // 10)]
-        factored = min([True, False], key=lambda form: loop_relaxed(problem, q, arguments.rate, few, form)[0])
+        times = [loop_relaxed(problem, q, arguments.rate, few, factored)[0] for factored in (False, True)]
+        factored = times[1] < times[0]
         per_program, values = loop_relaxed(problem, q, arguments.rate, starts, factored)
-        seconds, result = best_of(3, lambda: mx.linear_programs.relaxed(*problem, q, arguments.rate))
+        seconds, result = best_of(3, mx.linear_programs.relaxed, *problem, q, arguments.rate)
         difference = np.abs(result.values.ravel()[starts] - values).max()
         relaxed_rows.append(
             f"| {size} × {size} | {pairs} | {sign}{pairs * per_program:.2f} s | {1e3 * per_program:.1f} ms "
@@ -110,8 +116,8 @@ def main() -> None:
         )
 
         per_program, rates = loop_fastest(problem, arguments.cap, starts)
-        one, _ = best_of(1, lambda: mx.weights.fastest(*problem, arguments.cap, threads=1))
-        two, weights = best_of(1, lambda: mx.weights.fastest(*problem, arguments.cap, threads=2))
+        one, _ = best_of(1, mx.weights.fastest, *problem, arguments.cap, threads=1)
+        two, weights = best_of(1, mx.weights.fastest, *problem, arguments.cap, threads=2)
         ours = mx.marginalized(*problem, weights).contraction_rates().ravel()[starts]
         fastest_rows.append(
             f"| {size} × {size} | {pairs} | {sign}{pairs * per_program:.2f} s | {one:.2f} s | {two:.2f} s "
