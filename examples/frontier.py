@@ -55,9 +55,9 @@ def draw(axes, title: str, problem: mx.problems.Problem, episodes: int, key: jax
     axes.plot(*places.T, "o-", color="tab:blue", markersize=5, linewidth=1, label="Retrace, clip c̄")
     for clip, at in zip(CLIPS, places, strict=True):
         print(f"  Retrace, c̄ = {clip:g}: largest weight {at[0]:.2f}, mean rate {at[1]:.3f}")
-        if clip in (0.5, 1.0, 2.0, np.inf):
+        if np.isinf(clip) or (clip in (1.0, 1.5, 3.0) and not np.allclose(at, places[-1])):
             label = "∞" if np.isinf(clip) else f"{clip:g}"
-            axes.annotate(label, at, (3, 5), textcoords="offset points", fontsize=8, color="tab:blue")
+            axes.annotate(label, at, (6, 3), textcoords="offset points", fontsize=8, color="tab:blue")
     for name, traces, style in (
         ("tree backup", mx.traces.tree_backup(pi, mu), "sg"),
         ("one-step", mx.traces.one_step(pi, mu), "Pk"),

@@ -201,7 +201,7 @@ def iterate(
 ) -> Iterates:
     """The sequence of Section 4.3: Q_{t+1}(x,a) is the optimal value of the relaxed program of (x,a) at Q_t.
 
-    ``‖Q_{t+1} - Q^π‖_∞ ≤ η ‖Q_t - Q^π‖_∞`` (Prop. trace-bellman). One model serves all steps and pairs; from step to step only
+    ``‖Q_{t+1} - Q^π‖_∞ ≤ η ‖Q_t - Q^π‖_∞`` (Proposition 5). One model serves all steps and pairs; from step to step only
     its costs change, and the last basis is where HiGHS starts. Only values are computed, so that memory grows with
     the number of pairs, not its square; ``result.step(t)`` gives the occupancies and weights of one step.
 
