@@ -201,7 +201,7 @@ def iterate(
 ) -> Iterates:
     """The sequence of Section 4.3: Q_{t+1}(x,a) is the optimal value of the relaxed program of (x,a) at Q_t.
 
-    ``‖Q_{t+1} - Q^π‖_∞ ≤ η ‖Q_t - Q^π‖_∞`` (Prop. trace-bellman). One model serves all steps and pairs; from step to step only
+    ``‖Q_{t+1} - Q^π‖_∞ ≤ η ‖Q_t - Q^π‖_∞`` (Proposition 5). One model serves all steps and pairs; from step to step only
     its costs change, and the last basis is where HiGHS starts. Only values are computed, so that memory grows with
     the number of pairs, not its square; ``result.step(t)`` gives the occupancies and weights of one step.
 
@@ -318,6 +318,7 @@ class _StartPrograms:
             self.program.set_row(self._first_pair_row + self._start, 1.0)
             self.program.solve(pair_name(self._mdp, self._start))
             self._basic = self.program.basic_variables()
+            self._credits = np.flatnonzero((self._basic >= 0) & (self._basic < self._num_pairs))
             feasible = self._feasible(pending)
             feasible[0] = True
             yield pending[feasible]
@@ -326,8 +327,7 @@ class _StartPrograms:
     def values(self, pairs: np.ndarray) -> FloatArray:
         """Optimal objectives of pairs for which the current basis is optimal: its prices times right-hand sides."""
         cost = np.zeros(self._basic.size)
-        credits = (self._basic >= 0) & (self._basic < self._num_pairs)
-        cost[credits] = self._cost[self._basic[credits]]
+        cost[self._credits] = self._cost[self._basic[self._credits]]
         return self._scale * self._times_right_hand_side(self.program.basis_transpose_solve(cost), pairs)
 
     def credit(self, pair: int) -> FloatArray:
@@ -337,8 +337,7 @@ class _StartPrograms:
         right_hand_side[self._free :] = self._rate
         solution = self.program.basis_solve(right_hand_side)
         result = np.zeros(self._num_pairs)
-        credits = (self._basic >= 0) & (self._basic < self._num_pairs)
-        result[self._basic[credits]] = solution[credits]
+        result[self._basic[self._credits]] = solution[self._credits]
         return result
 
     def _feasible(self, pairs: np.ndarray) -> np.ndarray:

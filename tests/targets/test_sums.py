@@ -348,5 +348,5 @@ def test_n_step_needs_a_step():
 
 
 def test_whole_numbers_and_numbers_for_all_steps_are_welcome():
-    result = targets.multi_step(np.array([1, 2]), np.array([2, 9]), np.array([1, 1]), 0.5, 1)
+    result = targets.multi_step([1, 2], np.array([2, 9]), jnp.array([1, 1]), 0.5, 1)
     np.testing.assert_allclose(result, [2 + 0.5 * 3.5, 5.5])

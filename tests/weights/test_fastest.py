@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 import marginax as mx
 from marginax.linear_programs import ProgramError
 from marginax.weights import critic_loss, exact, fastest, frontier, worst_critic
-from reference.linear_programs import capped_flow, power_visitation, random_case, residual, solve_fastest
+from reference.linear_programs import (
+    capped_flow,
+    pair_kernel,
+    power_visitation,
+    random_case,
+    residual,
+    solve_fastest,
+)
 
 SEEDS = st.integers(0, 10_000)
 CAPS = st.sampled_from([0.3, 1.0, 1.5, 4.0, np.inf])
@@ -219,6 +226,24 @@ class TestWorstCritic:
         loss = worst_critic(case.mdp, case.pi, case.mu, w).loss
         curve = frontier(case.mdp, case.pi, case.mu, [1.3])
         np.testing.assert_allclose(loss, (1 - case.mdp.discount) * curve.rates[0], atol=1e-10)
+
+    @repeat
+    @given(SEEDS, st.sampled_from([0.3, 1.0, 2.5]))
+    def test_the_critic_that_waits_for_the_cap_certifies_the_fastest_weights(self, seed, cap):
+        """Duality: q = E^π[γ^T] of the time until a cut leaves no weights below the cap a smaller loss."""
+        case = random_case(seed)
+        w = fastest(case.mdp, case.pi, case.mu, cap)
+        visits = power_visitation(case.mdp, case.mu)
+        cut = residual(case.mdp, case.pi, w.reshape(visits.shape) * visits) > 1e-12
+        kernel = case.mdp.discount * pair_kernel(case.mdp, case.pi)
+        rates = rates_of(case, w).ravel()
+        for start in range(case.q.size):
+            waits = np.where(cut[start][:, None], 0.0, kernel)
+            q = np.linalg.solve(np.eye(case.q.size) - waits, cut[start].astype(float))
+            gain = cap * visits[start] @ np.maximum(q - kernel @ q, 0.0)
+            np.testing.assert_allclose(
+                (1 - case.mdp.discount) * q[start] - gain, (1 - case.mdp.discount) * rates[start], atol=1e-10
+            )
 
     def test_wrong_shapes(self):
         case = random_case(0)

@@ -5,8 +5,9 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+import numpy as np
 from jaxtyping import Array, Bool, Float
+from numpy.typing import ArrayLike
 
 from ._recursion import Backend, backward, from_every_start
 
@@ -63,9 +64,7 @@ class _Steps(NamedTuple):
 
     def kept(self, name: str, value: ArrayLike) -> Array:
         """A factor of each step's error (`[T]`, or `[T, T]` for each start), with zeros in the padding."""
-        array = (
-            _matrix(name, value, self.values) if jnp.ndim(value) == 2 else floats(name, value, self.values)
-        )
+        array = _matrix(name, value, self.values) if np.ndim(value) == 2 else floats(name, value, self.values)
         return array if self.valid is None else jnp.where(self.valid, array, 0)
 
     def finish(self, total: Array, stop_gradient: bool) -> Array:

@@ -1,8 +1,8 @@
 """Traces from log-densities, for actions that are not drawn from a table."""
 
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 
 def traces_from_log_ratios(

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
-from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
+from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax.mdp import TabularMDP
@@ -175,10 +175,11 @@ def _starts(name: str, value: ArrayLike | None, episodes: int, size: int) -> Arr
         given = np.asarray(value)
         if not np.issubdtype(given.dtype, np.integer):
             raise ValueError(f"{name} must be integers, got {given.dtype}")
-        bad = np.argwhere((given < 0) | (given >= size))
-        if bad.size:
-            place = checks.where(bad[0]) if given.ndim else ""
-            raise ValueError(f"{name} must lie in [0, {size}), but {name}{place} = {given[tuple(bad[0])]}")
+        bad = (given < 0) | (given >= size)
+        if bad.any():
+            index = tuple(np.argwhere(bad)[0])
+            place = checks.where(index) if index else ""
+            raise ValueError(f"{name} must lie in [0, {size}), but {name}{place} = {given[index]}")
     array = jnp.asarray(value, jnp.int32)
     if array.shape not in [(), (episodes,)]:
         raise ValueError(f"{name} must be one number or have shape ({episodes},), got {array.shape}")

@@ -3,8 +3,8 @@
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
+from numpy.typing import ArrayLike
 
 
 class Trajectory(eqx.Module):

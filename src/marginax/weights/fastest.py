@@ -176,7 +176,7 @@ class WorstCritic(NamedTuple):
 def worst_critic(mdp: TabularMDP, pi: ArrayLike, mu: ArrayLike, w: ArrayLike) -> WorstCritic:
     """``argmax L(q, w)`` over the hypercube |q| ≤ 1, which is the sign of the residual of the balance equation (Section 5.1).
 
-    The maximum is ``‖E^w_{x,a}‖₁``, that is (1-γ) times the local contraction rate; the paper's Prop. contraction lacks the factor and
+    The maximum is ``‖E^w_{x,a}‖₁``, that is (1-γ) times the local contraction rate; the paper's Proposition 7 lacks the factor and
     its signed one-hot critics give only ‖E‖_∞.
 
     Args:
