@@ -1,5 +1,7 @@
 """TD weights as averages of the cumulative traces met along trajectories (Algorithm 2, made consistent)."""
 
+from typing import Literal
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -56,7 +58,7 @@ class MonteCarlo(eqx.Module):
     discount: Float[Array, ""]
     num_states: int = eqx.field(static=True)
     num_actions: int = eqx.field(static=True)
-    average: str = eqx.field(static=True)
+    average: Literal["running", "exponential"] = eqx.field(static=True)
     step_size: float = eqx.field(static=True)
     literal: bool = eqx.field(static=True)
     on_states: bool = eqx.field(static=True)
@@ -69,7 +71,7 @@ class MonteCarlo(eqx.Module):
         num_actions: int,
         discount: ArrayLike | float,
         *,
-        average: str = "running",
+        average: Literal["running", "exponential"] = "running",
         step_size: float = 0.1,
         literal: bool = False,
         on_states: bool = False,
@@ -167,7 +169,7 @@ def monte_carlo(
     c: ArrayLike,
     *,
     discount: float | None = None,
-    average: str = "running",
+    average: Literal["running", "exponential"] = "running",
     step_size: float = 0.1,
     literal: bool = False,
     start: tuple[int, int] | None = None,
@@ -206,7 +208,7 @@ def monte_carlo_states(
     c: ArrayLike,
     *,
     discount: float | None = None,
-    average: str = "running",
+    average: Literal["running", "exponential"] = "running",
     step_size: float = 0.1,
     literal: bool = False,
     start: int | None = None,
@@ -238,7 +240,7 @@ def _run(
     trajectories: Trajectory,
     c: ArrayLike,
     discount: float | None,
-    average: str,
+    average: Literal["running", "exponential"],
     step_size: float,
     literal: bool,
     on_states: bool,

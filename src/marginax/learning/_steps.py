@@ -1,0 +1,86 @@
+"""One iteration of tabular learning: a target for every step of a trajectory, and a step towards each of them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from marginax import targets
+from marginax.trajectories import Trajectory, gather, gather_pairs, gather_weights
+
+
+def multi_step_targets(
+    trajectory: Trajectory, q: Float[Array, "S A"], pi: Float[Array, "S A"], c: Float[Array, "S A"]
+) -> Float[Array, "T"]:
+    """Trajectory-based estimates of `R^c Q` at every step."""
+    here, v_next = gather(trajectory, q, pi)
+    return targets.multi_step(
+        here,
+        v_next,
+        trajectory.rewards,
+        trajectory.discounts,
+        gather_pairs(trajectory, c),
+        trajectory.truncated,
+        valid=trajectory.valid,
+    )
+
+
+def marginalized_targets(
+    trajectory: Trajectory, q: Float[Array, "S A"], pi: Float[Array, "S A"], w: Float[Array, "S A S A"]
+) -> Float[Array, "T"]:
+    """Trajectory-based estimates of `M^w Q` at every step, `Q_t + Σ_{s≥t} γ^{s-t} w[x_t,a_t,x_s,a_s] Δ_s`.
+
+    Short sequences look up a weight for every two steps. Where there are fewer pairs (x, a) than steps, the
+    errors that follow step t are kept summed by the pair they occurred at, `g_t = Δ_t e_{x_t,a_t} + γ g_{t+1}`,
+    so that the sum is `<w[x_t, a_t], g_t>`: work of steps times pairs instead of steps squared.
+    """
+    steps = trajectory.states.shape[-1]
+    here, v_next = gather(trajectory, q, pi)
+    if steps <= q.size:
+        return targets.marginalized(
+            here,
+            v_next,
+            trajectory.rewards,
+            trajectory.discounts,
+            gather_weights(trajectory, w),
+            trajectory.truncated,
+            valid=trajectory.valid,
+        )
+    # The one-step targets hold the errors; padding has none.
+    one_step = targets.multi_step(
+        here,
+        v_next,
+        trajectory.rewards,
+        trajectory.discounts,
+        0.0,
+        trajectory.truncated,
+        valid=trajectory.valid,
+    )
+    errors = jnp.where(trajectory.valid, one_step - here, 0)
+    carry = jnp.where(trajectory.valid & ~trajectory.truncated, trajectory.discounts, 0)
+    pair = trajectory.states * q.shape[1] + trajectory.actions
+    rows = w.reshape(q.size, q.size)
+
+    def step(later: Array, now: tuple[Any, ...]) -> tuple[Array, Array]:
+        pair, error, carry = now
+        sums = (carry * later).at[pair].add(error)
+        return sums, jnp.dot(rows[pair], sums)
+
+    _, total = jax.lax.scan(step, jnp.zeros(q.size, q.dtype), (pair, errors, carry), reverse=True)
+    return jnp.where(trajectory.valid, here + total, 0)
+
+
+def move_towards(
+    q: Float[Array, "S A"], trajectory: Trajectory, goals: Float[Array, "T"], step_size: Float[Array, ""]
+) -> Float[Array, "S A"]:
+    """`Q(x_t,a_t) ← (1-α) Q(x_t,a_t) + α goal_t` for t = 0, 1, … in turn; a pair met k times moves k times."""
+
+    def step(values: Array, now: tuple[Any, ...]) -> tuple[Array, None]:
+        pair, goal, size = now
+        return values.at[pair].add(size * (goal - values[pair])), None
+
+    pair = trajectory.states * q.shape[1] + trajectory.actions
+    sizes = jnp.where(trajectory.valid, step_size, 0).astype(q.dtype)
+    values, _ = jax.lax.scan(step, q.reshape(-1), (pair, goals, sizes))
+    return values.reshape(q.shape)

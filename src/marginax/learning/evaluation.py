@@ -1,0 +1,128 @@
+"""Tabular policy evaluation from a stream of trajectories, with any operator (Section 6.1 and its appendix)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
+
+from marginax.learning._steps import marginalized_targets, move_towards, multi_step_targets
+from marginax.learning.estimators import Estimator
+from marginax.trajectories import Trajectory
+
+
+def refresh_schedule(iterations: int, growth: float = 1.0) -> np.ndarray:
+    """When weights are read off anew: at the first iteration, and whenever the count has grown by a factor.
+
+    Args:
+        iterations: how many there are.
+        growth: 1 for every iteration; 1.1 for iterations 1, 2, …, 10, 11, 13, 15, 17, 19, 21, 24, …
+
+    Returns:
+        One flag for every iteration.
+
+    >>> np.flatnonzero(refresh_schedule(12, 1.5)) + 1
+    array([ 1,  2,  3,  5,  8, 12])
+    """
+    flags, following = np.zeros(iterations, bool), 1.0
+    for iteration in range(1, iterations + 1):
+        if iteration >= following:
+            flags[iteration - 1] = True
+            following = max(iteration + 1, np.ceil(iteration * growth))
+    return flags
+
+
+def evaluate(
+    trajectories: Trajectory,
+    pi: ArrayLike,
+    c: ArrayLike,
+    estimator: Estimator | None = None,
+    *,
+    step_size: float = 0.1,
+    initial: ArrayLike | None = None,
+    growth: float = 1.0,
+) -> Float[Array, "*seeds iterations S A"]:
+    r"""Learns Q^π from trajectories, one an iteration, with the targets of any operator.
+
+    At iteration i every step of trajectory i gets a target computed from the same $Q^{(i)}$, and then, step by
+    step in the order of time,
+
+    $$Q(x_t,a_t) \leftarrow (1-\alpha) Q(x_t,a_t) + \alpha \hat Q(x_t,a_t)$$
+
+    (appendix on experiments), so that a pair met k times in a trajectory moves k times. Estimated weights take
+    in trajectory i before they are used on it.
+
+    | operator | c | estimator |
+    |---|---|---|
+    | one-step | 0 | None |
+    | Retrace, tree backup, … | its traces | None |
+    | marginalized | traces | where the TD weights of these traces come from |
+
+    Args:
+        trajectories: fields `[iterations, T]`, or `[seeds, iterations, T]` for many seeds side by side.
+        pi: the policy to evaluate, `[S, A]`.
+        c: traces `[S, A]`.
+        estimator: an estimator of TD weights, or None for the multi-step operator.
+        step_size: α.
+        initial: Q at the start, `[S, A]`; zero when omitted.
+        growth: weights are read off the estimator whenever the number of trajectories has grown by this factor;
+            1 is every time.
+
+    Returns:
+        Q after every iteration.
+
+    >>> import marginax as mx
+    >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2, noise=0.0)
+    >>> stream = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=200, horizon=3)
+    >>> q = evaluate(stream, pi, mx.traces.retrace(pi, mu))
+    >>> q.shape
+    (200, 3, 2)
+    >>> bool(abs(q[-1] - mdp.q_values(pi)).max() < 0.05)
+    True
+    """
+    if not 0 < step_size <= 1:
+        raise ValueError(f"step_size must lie in (0, 1], got {step_size}")
+    if growth < 1:
+        raise ValueError(f"growth must be at least 1, got {growth}")
+    ndim = trajectories.states.ndim
+    if ndim not in (2, 3):
+        raise ValueError(
+            f"trajectories must have fields [iterations, T] or [seeds, iterations, T], got {ndim} axes"
+        )
+    pi, c = jnp.asarray(pi, jnp.result_type(float)), jnp.asarray(c, jnp.result_type(float))
+    initial = jnp.zeros_like(pi) if initial is None else jnp.asarray(initial, pi.dtype)
+    if c.shape != pi.shape or initial.shape != pi.shape:
+        raise ValueError(f"pi, c and initial must have one shape, got {pi.shape}, {c.shape}, {initial.shape}")
+    refresh = None if growth == 1 else jnp.asarray(refresh_schedule(trajectories.states.shape[-2], growth))
+    single = ndim == 2
+    if single:
+        trajectories = jax.tree.map(lambda field: field[None], trajectories)
+    q = _evaluate(trajectories, pi, c, estimator, jnp.asarray(step_size, pi.dtype), initial, refresh)
+    return q[0] if single else q
+
+
+@jax.jit
+def _evaluate(trajectories, pi, c, estimator, step_size, initial, refresh):
+    def multi_step(q: Array, trajectory: Trajectory) -> tuple[Array, Array]:
+        q = move_towards(q, trajectory, multi_step_targets(trajectory, q, pi, c), step_size)
+        return q, q
+
+    def marginalized(carry, now):
+        q, estimator, w = carry
+        trajectory, refresh = now
+        estimator = estimator.update(trajectory, c)
+        if refresh is None:
+            now_w = estimator.weights(c)
+        else:
+            # The flag is the same for all seeds, so that under vmap this stays a branch.
+            now_w = w = jax.lax.cond(refresh, lambda e, w: e.weights(c), lambda e, w: w, estimator, w)
+        q = move_towards(q, trajectory, marginalized_targets(trajectory, q, pi, now_w), step_size)
+        return (q, estimator, w), q
+
+    def one_seed(stream: Trajectory) -> Array:
+        if estimator is None:
+            return jax.lax.scan(multi_step, initial, stream)[1]
+        w = None if refresh is None else jnp.zeros((*pi.shape, *pi.shape), pi.dtype)
+        return jax.lax.scan(marginalized, (initial, estimator, w), (stream, refresh))[1]
+
+    return jax.vmap(one_seed)(trajectories)

@@ -1,0 +1,187 @@
+"""Tabular policy iteration from a stream of trajectories, with any operator (appendix on experiments, Figure 5)."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
+
+from marginax.learning._steps import marginalized_targets, move_towards, multi_step_targets
+from marginax.learning.estimators import Estimator
+from marginax.mdp import TabularMDP
+from marginax.trajectories import Trajectory
+
+
+class Improvement(NamedTuple):
+    """What policy iteration went through.
+
+    >>> Improvement._fields
+    ('policies', 'q')
+    """
+
+    policies: Float[Array, "*seeds iterations S A"]
+    """The policy after every iteration."""
+    q: Float[Array, "*seeds iterations S A"]
+    """Q after every iteration."""
+
+
+@runtime_checkable
+class Traces(Protocol):
+    """Traces as a function of the target policy, which changes: `pi[S, A] -> c[S, A]`; a pytree.
+
+    >>> retrace([[0.5, 0.5]])(jnp.array([[1.0, 0.0]]))
+    Array([[1., 0.]], dtype=float32)
+    """
+
+    def __call__(self, pi: Array) -> Array: ...
+
+
+class _Retrace(eqx.Module):
+    mu: Float[Array, "S A"]
+    clip: Float[Array, ""]
+    decay: Float[Array, ""]
+
+    def __call__(self, pi: Array) -> Array:
+        return self.decay * jnp.where(self.mu > 0, jnp.minimum(self.clip, pi / self.mu), 0)
+
+
+def retrace(mu: ArrayLike, clip: float = 1.0, decay: float = 1.0) -> Traces:
+    """Retrace's traces of whatever the policy is by then, `λ min(c̄, π/μ)`; with a clip of 0, one-step.
+
+    Args:
+        mu: behaviour policy `[S, A]`.
+        clip: c̄.
+        decay: λ.
+
+    >>> retrace([[0.5, 0.5]], clip=2.0)(jnp.array([[1.0, 0.0]]))
+    Array([[2., 0.]], dtype=float32)
+    """
+    kind = jnp.result_type(float)
+    return _Retrace(jnp.asarray(mu, kind), jnp.asarray(clip, kind), jnp.asarray(decay, kind))
+
+
+def improve(
+    trajectories: Trajectory,
+    initial: ArrayLike,
+    traces: Traces,
+    estimator: Estimator | None = None,
+    *,
+    step_size: float = 0.1,
+    policy_step_size: float = 0.1,
+    refresh_every: int = 1,
+) -> Improvement:
+    r"""Policy iteration: evaluates with one trajectory, then moves the policy towards the greedy one.
+
+    At iteration i, Q takes one step of `evaluate` with the targets of the current $π^{(i)}$, and
+
+    $$π^{(i+1)} = (1-α)\, π^{(i)} + α\, π_{\text{greedy}}(Q),$$
+
+    where the greedy policy shares its mass among all best actions, so that states in which nothing is known yet
+    keep a uniform one. The trajectories all come from the same behaviour policy.
+
+    Args:
+        trajectories: fields `[iterations, T]`, or `[seeds, iterations, T]`.
+        initial: $π^{(0)}$, `[S, A]`.
+        traces: the traces of a policy, for instance `retrace(mu)`.
+        estimator: an estimator of TD weights, or None for the multi-step operator.
+        step_size: of Q.
+        policy_step_size: α; 0.1 is *soft* and 1 is *hard* policy iteration.
+        refresh_every: iterations between two readings of the weights.
+
+    Returns:
+        Policies and Q after every iteration.
+
+    >>> import marginax as mx
+    >>> mdp, pi, mu = mx.problems.open_world(n=3)
+    >>> stream = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=100, horizon=50)
+    >>> found = improve(stream, mu, retrace(mu), policy_step_size=1.0)
+    >>> found.policies.shape
+    (100, 9, 4)
+    >>> bool(mdp.v_values(found.policies[-1])[0] > 0.97)
+    True
+    """
+    for name, value in (("step_size", step_size), ("policy_step_size", policy_step_size)):
+        if not 0 < value <= 1:
+            raise ValueError(f"{name} must lie in (0, 1], got {value}")
+    if refresh_every < 1:
+        raise ValueError(f"refresh_every must be at least 1, got {refresh_every}")
+    ndim = trajectories.states.ndim
+    if ndim not in (2, 3):
+        raise ValueError(
+            f"trajectories must have fields [iterations, T] or [seeds, iterations, T], got {ndim} axes"
+        )
+    pi = jnp.asarray(initial, jnp.result_type(float))
+    refresh = jnp.arange(trajectories.states.shape[-2]) % refresh_every == 0 if refresh_every > 1 else None
+    single = ndim == 2
+    if single:
+        trajectories = jax.tree.map(lambda field: field[None], trajectories)
+    sizes = jnp.asarray([step_size, policy_step_size], pi.dtype)
+    found = _improve(trajectories, pi, traces, estimator, sizes, refresh)
+    return jax.tree.map(lambda field: field[0], found) if single else found
+
+
+@eqx.filter_jit
+def _improve(
+    trajectories, initial, traces: Callable[[Array], Array], estimator, sizes, refresh
+) -> Improvement:
+    def iterate(carry, now):
+        pi, q, estimator, w = carry
+        trajectory, refresh = now
+        c = traces(pi)
+        if estimator is None:
+            goals = multi_step_targets(trajectory, q, pi, c)
+        else:
+            estimator = estimator.update(trajectory, c)
+            if refresh is None:
+                now_w = estimator.weights(c)
+            else:
+                now_w = w = jax.lax.cond(refresh, lambda e, w: e.weights(c), lambda e, w: w, estimator, w)
+            goals = marginalized_targets(trajectory, q, pi, now_w)
+        q = move_towards(q, trajectory, goals, sizes[0])
+        pi = (1 - sizes[1]) * pi + sizes[1] * _greedy(q)
+        return (pi, q, estimator, w), Improvement(pi, q)
+
+    def one_seed(stream: Trajectory) -> Improvement:
+        shape = initial.shape
+        keeps = estimator is not None and refresh is not None
+        w = jnp.zeros((*shape, *shape), initial.dtype) if keeps else None
+        carry = (initial, jnp.zeros_like(initial), estimator, w)
+        return jax.lax.scan(iterate, carry, (stream, refresh))[1]
+
+    return jax.vmap(one_seed)(trajectories)
+
+
+def _greedy(q: Array) -> Array:
+    best = q == q.max(axis=1, keepdims=True)
+    return best / best.sum(axis=1, keepdims=True)
+
+
+def average_return(mdp: TabularMDP, policies: ArrayLike, states: ArrayLike | None = None) -> np.ndarray:
+    r"""Expected discounted return from a uniformly drawn state, exactly: the mean of $V^π$.
+
+    Args:
+        mdp: the MDP.
+        policies: `[..., S, A]`.
+        states: the states to draw from; when omitted, those from which something can happen (that is, not states
+            whose every action ends the episode without a reward).
+
+    Returns:
+        `[...]`.
+
+    >>> import marginax as mx
+    >>> mdp, pi, mu = mx.problems.open_world(n=2, discount=0.5)
+    >>> round(float(average_return(mdp, pi)), 3)
+    0.556
+    """
+    policies = np.asarray(policies, dtype=float)
+    p = mdp.dense_p()
+    if states is None:
+        states = np.flatnonzero((p.sum(axis=(1, 2)) > 0) | mdp.r.any(axis=1))
+    kernel = np.einsum("...xa,xay->...xy", policies, p)
+    reward = np.einsum("...xa,xa->...x", policies, mdp.r)
+    values = np.linalg.solve(np.eye(mdp.num_states) - mdp.discount * kernel, reward[..., None])[..., 0]
+    return np.asarray(values[..., np.asarray(states)].mean(axis=-1))

@@ -1,0 +1,199 @@
+"""Tabular learning against a plain loop in the paper's notation, and against exact values."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import marginax as mx
+from marginax import learning
+from marginax.learning import _steps
+from reference import algorithm2
+
+
+def stream(problem, seed, iterations, horizon, seeds=None):
+    key = jax.random.key(seed)
+    count = iterations * (seeds or 1)
+    batch = mx.trajectories.sample(problem.mdp, problem.mu, key, episodes=count, horizon=horizon)
+    shape = (iterations, horizon) if seeds is None else (seeds, iterations, horizon)
+    return jax.tree.map(lambda field: field.reshape(shape), batch)
+
+
+def episodes(batch):
+    """The valid steps of each episode, as lists."""
+    keep = [np.asarray(row) for row in batch.valid]
+    return [
+        [np.asarray(field)[i][keep[i]] for i in range(len(keep))]
+        for field in (batch.states, batch.actions, batch.rewards)
+    ]
+
+
+CHAIN = mx.problems.chain(n=4, actions=2, noise=0.3)
+WORLD = mx.problems.open_world(n=3, discount=0.9)  # pairs are met many times in one trajectory
+
+
+@pytest.mark.parametrize(("problem", "horizon"), [(CHAIN, 4), (WORLD, 300)], ids=["chain", "open world"])
+@pytest.mark.parametrize("kind", ["multi-step", "monte-carlo", "literal", "given"])
+def test_evaluate_equals_the_plain_loop(problem, horizon, kind):
+    mdp, pi, mu = problem
+    c = mx.traces.retrace(pi, mu, clip=1.5)
+    batch = stream(problem, 1, 12, horizon)
+    assert bool((~batch.truncated).all()), "the plain loop knows terminated episodes only"
+    w = mx.weights.exact(mdp, mu, c)
+    shape = mdp.r.shape
+    estimator = {
+        "multi-step": None,
+        "monte-carlo": learning.monte_carlo(*shape, mdp.discount),
+        "literal": learning.monte_carlo(*shape, mdp.discount, literal=True),
+        "given": learning.given(w),
+    }[kind]
+    ours = learning.evaluate(batch, pi, c, estimator)
+    theirs = algorithm2.evaluate(*episodes(batch), pi, c, mdp.discount, kind=kind, w=w)
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+def test_long_sequences_take_the_sum_by_pairs_and_get_the_same_targets():
+    mdp, pi, mu = WORLD
+    batch = mx.trajectories.sample(mdp, mu, jax.random.key(3), episodes=6, horizon=40)
+    assert bool(batch.truncated.any()), "some episodes should be cut off"
+    assert bool((~batch.valid).any()), "some episodes should be padded"
+    w = jax.random.uniform(jax.random.key(4), (9, 4, 9, 4))
+    q = jax.random.normal(jax.random.key(5), (9, 4))
+    for i in range(6):
+        one = jax.tree.map(lambda field, i=i: field[i], batch)
+        by_pairs = _steps.marginalized_targets(one, q, jnp.asarray(pi, jnp.float32), w)
+        here, v_next = mx.trajectories.gather(one, q, pi)
+        by_steps = mx.targets.marginalized(
+            here,
+            v_next,
+            one.rewards,
+            one.discounts,
+            mx.trajectories.gather_weights(one, w),
+            one.truncated,
+            valid=one.valid,
+        )
+        np.testing.assert_allclose(by_pairs, by_steps, rtol=1e-4, atol=1e-4)
+
+
+def test_many_seeds_equal_one_after_another():
+    mdp, pi, mu = WORLD
+    c = mx.traces.retrace(pi, mu)
+    batch = stream(WORLD, 2, 10, 60, seeds=3)
+    estimator = learning.certainty_equivalence(*mdp.r.shape, mdp.discount)
+    together = learning.evaluate(batch, pi, c, estimator, growth=1.5)
+    for seed in range(3):
+        alone = learning.evaluate(
+            jax.tree.map(lambda field, seed=seed: field[seed], batch), pi, c, estimator, growth=1.5
+        )
+        np.testing.assert_allclose(together[seed], alone, atol=1e-5)
+
+
+def test_certainty_equivalence_learns_from_weights_of_the_counts():
+    """One iteration by hand: weights from all data so far, targets, sequential updates."""
+    mdp, pi, mu = WORLD
+    c = mx.traces.retrace(pi, mu)
+    batch = stream(WORLD, 5, 1, 100)
+    q = learning.evaluate(batch, pi, c, learning.certainty_equivalence(*mdp.r.shape, mdp.discount))[0]
+    counted = mx.weights.certainty_equivalence(
+        batch, c, mu=mx.weights.estimate_behaviour(batch, *mdp.r.shape)
+    )
+    by_hand = learning.evaluate(batch, pi, c, learning.given(counted))[0]
+    np.testing.assert_allclose(q, by_hand, atol=1e-4)
+
+
+def test_every_operator_converges_to_the_values_of_the_policy():
+    problem = mx.problems.chain(n=4, actions=2, beta=0.3, noise=0.0, discount=0.9)
+    mdp, pi, mu = problem
+    c = mx.traces.retrace(pi, mu)
+    batch = stream(problem, 7, 1500, 4)
+    for traces, estimator in [
+        (np.zeros_like(c), None),
+        (c, None),
+        (c, learning.monte_carlo(4, 2, 0.9)),
+        (c, learning.certainty_equivalence(4, 2, 0.9)),
+    ]:
+        growth = 1.0 if estimator is None else 1.2
+        q = learning.evaluate(batch, pi, traces, estimator, growth=growth)[-1]
+        np.testing.assert_allclose(q, mdp.q_values(pi), atol=0.02)
+
+
+@pytest.mark.parametrize("policy_step_size", [0.1, 1.0])
+@pytest.mark.parametrize("kind", ["one-step", "retrace", "certainty equivalence"])
+def test_policy_iteration_finds_the_shortest_way(kind, policy_step_size):
+    mdp, _, mu = WORLD
+    batch = stream(WORLD, 3, 150, 80, seeds=2)
+    estimator = learning.certainty_equivalence(9, 4, 0.9) if kind == "certainty equivalence" else None
+    found = learning.improve(
+        batch,
+        mu,
+        learning.retrace(mu, clip=0.0 if kind == "one-step" else 1.0),
+        estimator,
+        policy_step_size=policy_step_size,
+        refresh_every=1 if estimator is None else 5,
+    )
+    best = learning.average_return(mdp, mdp.greedy_policy(mdp.optimal_values()))
+    reached = learning.average_return(mdp, found.policies[:, -1])
+    assert (reached > 0.98 * best).all()
+    assert learning.average_return(mdp, mu) < 0.6 * best
+
+
+def test_policy_iteration_takes_the_steps_it_says():
+    mu = WORLD.mu
+    batch = stream(WORLD, 3, 4, 80)
+    found = learning.improve(batch, mu, learning.retrace(mu), policy_step_size=0.25)
+    pi, q = np.asarray(mu), np.zeros_like(mu)
+    for i in range(4):
+        one = jax.tree.map(lambda field, i=i: field[i : i + 1], batch)
+        q = learning.evaluate(one, pi, mx.traces.retrace(pi, mu), initial=q)[0]
+        best = q == q.max(1, keepdims=True)
+        pi = 0.75 * pi + 0.25 * best / best.sum(1, keepdims=True)
+        np.testing.assert_allclose(found.q[i], q, atol=1e-6)
+        np.testing.assert_allclose(found.policies[i], pi, atol=1e-6)
+        pi = np.asarray(found.policies[i], float)
+        pi /= pi.sum(1, keepdims=True)
+
+
+def test_average_return_is_the_mean_of_sampled_returns():
+    mdp, _, mu = WORLD
+    starts = np.repeat(np.arange(8), 500)  # all but the corner, where nothing happens
+    batch = mx.trajectories.sample(
+        mdp, mu, jax.random.key(9), episodes=4000, horizon=200, start_states=starts
+    )
+    returns = (batch.rewards * 0.9 ** np.arange(200)).sum(1)
+    error = float(returns.std() / np.sqrt(4000))
+    assert abs(float(returns.mean()) - learning.average_return(mdp, mu)) < 4 * error
+
+
+def test_refresh_schedule_of_one_is_every_iteration():
+    assert learning.refresh_schedule(7, 1.0).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step_size": 0.0}, "step_size must lie in"),
+        ({"growth": 0.5}, "growth must be at least 1"),
+        ({"initial": np.zeros((2, 2))}, "must have one shape"),
+    ],
+)
+def test_evaluate_refuses(change, message):
+    batch = stream(CHAIN, 1, 2, 4)
+    with pytest.raises(ValueError, match=message):
+        learning.evaluate(batch, CHAIN.pi, np.zeros_like(CHAIN.pi), **change)
+
+
+def test_one_trajectory_is_not_a_stream():
+    one = jax.tree.map(lambda field: field[0], stream(CHAIN, 1, 2, 4))
+    with pytest.raises(ValueError, match="got 1 axes"):
+        learning.evaluate(one, CHAIN.pi, np.zeros_like(CHAIN.pi))
+    with pytest.raises(ValueError, match="got 1 axes"):
+        learning.improve(one, CHAIN.mu, learning.retrace(CHAIN.mu))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"policy_step_size": 2.0}, "policy_step_size"), ({"refresh_every": 0}, "refresh")],
+)
+def test_improve_refuses(change, message):
+    with pytest.raises(ValueError, match=message):
+        learning.improve(stream(CHAIN, 1, 2, 4), CHAIN.mu, learning.retrace(CHAIN.mu), **change)
