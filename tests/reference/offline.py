@@ -102,3 +102,19 @@ def empirical_mdp(episodes, num_states, num_actions):
                 p[x, a, following] += 1
     safe = np.maximum(n, 1)
     return p / safe[..., None], r / safe, starts / starts.sum(), n
+
+
+def mean_targets(episodes, q, v, traces, gamma, shape):
+    """Multi-step targets from every step, by the definition, averaged over the visits of each pair."""
+    total, n = np.zeros(shape), np.zeros(shape)
+    for episode in episodes:
+        for t, (x, a, *_) in enumerate(episode):
+            target, product = q[x, a], 1.0
+            for s in range(t, len(episode)):
+                y, b, r, following, terminal, _ = episode[s]
+                if s > t:
+                    product *= gamma * traces[y, b]
+                target += product * (r + (0.0 if terminal else gamma * v[following]) - q[y, b])
+            total[x, a] += target
+            n[x, a] += 1
+    return total / np.maximum(n, 1)

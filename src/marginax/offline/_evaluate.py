@@ -7,7 +7,6 @@ from typing import Any
 
 from marginax import _checks as checks
 from marginax.offline._answers import ESTIMATORS, Evaluation
-from marginax.offline._log import Log
 from marginax.offline._policies import load_policy
 from marginax.offline._sources import open_data
 from marginax.offline._tabular import evaluate_tabular
@@ -23,7 +22,7 @@ def evaluate(
     reward_range: tuple[float, float] | None = None,
     level: float = 0.95,
     seed: int = 0,
-    progress: Callable[[str, Iterable[Log]], Iterator[Log]] | None = None,
+    progress: Callable[[str, Iterable[Any]], Iterator[Any]] | None = None,
 ) -> Evaluation:
     """Estimates the value of `policy` from a log that another policy made, by every estimator that applies.
 
@@ -40,7 +39,7 @@ def evaluate(
         reward_range: least and largest possible reward, for the concentration bound; None takes the log's.
         level: of the intervals.
         seed: of the bootstrap.
-        progress: called as `progress(name, chunks)` and yields the chunks, for a progress display.
+        progress: called as `progress(name, parts)` and yields the parts (chunks of the log, or things to do).
 
     Returns:
         Answers, diagnostics and a verdict.

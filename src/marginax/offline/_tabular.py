@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from marginax.mdp import TabularMDP
+from marginax.offline import _duality, _fitted_q
 from marginax.offline._answers import ESTIMATORS, Answer, Evaluation, answer
 from marginax.offline._behaviour import calibration
 from marginax.offline._counts import Counts, count
-from marginax.offline._importance import Weighted, effective_transitions, marginalized
+from marginax.offline._importance import Estimate, Weighted, effective_transitions, marginalized
 from marginax.offline._intervals import Interval, bootstrap, concentration
 from marginax.offline._log import Log
 from marginax.offline._model import Model, certainty_equivalence
@@ -18,8 +21,9 @@ from marginax.offline._policies import FunctionPolicy, Policy, RowPolicy, TableP
 from marginax.offline._regression import Regression
 from marginax.offline._sources import Source
 from marginax.offline._verdict import agreement, judge
+from marginax.weights import exact
 
-Progress = Callable[[str, Iterable[Log]], Iterator[Log]]
+Progress = Callable[[str, Iterable[Any]], Iterator[Any]]
 IMPORTANCE = ("trajectory-is", "per-decision-is", "weighted-is", "weighted-per-decision-is")
 ROBUST = ("doubly-robust", "weighted-doubly-robust")
 PREFERRED = ("certainty-equivalence", "fqe-retrace", "fqe-one-step", "fenchel", "saddle-point")
@@ -63,7 +67,7 @@ def evaluate_tabular(
 
     estimates = {name: e for name, e in weighted.estimates().items() if name in estimators}
     visits = counts.visits.sum(axis=0)
-    if set(PREFERRED) & set(estimators):
+    if {"certainty-equivalence", "saddle-point", "fenchel"} & set(estimators):
         estimates["certainty-equivalence"] = marginalized(
             progress("intervals", source.chunks()),
             model.weights,
@@ -77,6 +81,8 @@ def evaluate_tabular(
         chunks = ((log, _ratios(policy, pi, mu, log)) for log in progress("regression", source.chunks()))
         estimates["regression"] = regression.estimate(chunks, counts.episodes)
 
+    estimates.update(_dual_estimates(source, counts, model, pi, discount, estimators, estimates, notes))
+    estimates.update(_fitted(source, counts, model, pi, mu, discount, estimators, notes, progress))
     below, above = _left_open(model)
     values = (with_zero[0] / (1 - discount), with_zero[1] / (1 - discount))
     bound = concentration(weighted.lower, weighted.upper, values, level=level) if how == "logged" else None
@@ -126,6 +132,80 @@ def evaluate_tabular(
         notes=(*notes, *source.notes),
         curves=_curves(weighted, model, visits, calibration(counts, mu) if how != "estimated" else None),
     )
+
+
+def _dual_estimates(
+    source: Source,
+    counts: Counts,
+    model: Model,
+    pi: np.ndarray,
+    discount: float,
+    estimators: tuple[str, ...],
+    known: dict[str, Estimate],
+    notes: list[str],
+) -> dict[str, Estimate]:
+    """Saddle point and Fenchel: their own weights, the influence that they share with certainty equivalence."""
+    wanted = [name for name in ("saddle-point", "fenchel") if name in estimators]
+    if wanted and int(model.support.sum()) > _duality.PAIR_LIMIT:
+        notes.append(
+            f"{' and '.join(wanted)} left out above {_duality.PAIR_LIMIT:,} pairs: with tables they meet "
+            "certainty-equivalence"
+        )
+        return {}
+    found: dict[str, Estimate] = {}
+    rewards, visits = counts.reward_sums.sum(axis=0), counts.visits.sum(axis=0)
+    for name in wanted:
+        weights, error = _duality.solve_weights(counts, model, pi, discount, name)
+        value = float((weights * rewards).sum() / counts.episodes) + model.unsupported * model.fill
+        ess = effective_transitions(np.maximum(weights, 0.0), visits)
+        found[name] = replace(known["certainty-equivalence"], value=value, ess=ess, open=error)
+    return found
+
+
+def _fitted(
+    source: Source,
+    counts: Counts,
+    model: Model,
+    pi: np.ndarray,
+    mu: np.ndarray | None,
+    discount: float,
+    estimators: tuple[str, ...],
+    notes: list[str],
+    progress: Progress,
+) -> dict[str, Estimate]:
+    """Fitted Q evaluation with each backup asked for, where the log fits into memory."""
+    wanted = [name for name in ESTIMATORS if name.startswith("fqe-") and name in estimators]
+    if not wanted:
+        return {}
+    if _fitted_q.padded_steps(counts) > _fitted_q.STEP_LIMIT:
+        notes.append(f"fitted Q evaluation left out: it holds the log in memory ({counts.steps:,} steps)")
+        return {}
+    log = source.read()
+    n = counts.visits.sum(axis=0)
+    if mu is None:
+        mu = np.divide(counts.behaviour_sums, n, out=np.zeros_like(n), where=n > 0)
+    retrace = np.minimum(1.0, np.divide(pi, mu, out=np.zeros_like(pi), where=mu > 0))
+    found = {}
+    for name in progress("fitted Q", wanted):
+        weights = None
+        if name == "fqe-marginalized":
+            if pi.size > _fitted_q.PAIR_LIMIT:
+                notes.append(f"{name} left out above {_fitted_q.PAIR_LIMIT} pairs")
+                continue
+            weights = _td_weights(counts, retrace, discount)
+        traces = np.zeros_like(pi) if name == "fqe-one-step" else retrace
+        fit = _fitted_q.fit(log, model, pi, traces, discount, weights)
+        found[name] = _fitted_q.estimate(fit, log, counts, model, pi, traces, discount)
+    return found
+
+
+def _td_weights(counts: Counts, traces: np.ndarray, discount: float) -> np.ndarray:
+    """[S, A, S, A] TD weights of the traces in the MDP of the log's counts."""
+    n = counts.visits.sum(axis=0)
+    s, a = n.shape
+    p = counts.transitions().toarray().reshape(s, a, s) / np.maximum(n, 1.0)[..., None]
+    empirical = TabularMDP(p, np.zeros((s, a)), discount)
+    return exact(empirical, counts.behaviour(), traces)
 
 
 def target_table(policy: Policy, source: Source) -> tuple[np.ndarray, list[str]]:

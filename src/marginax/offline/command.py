@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -23,7 +23,6 @@ from rich.table import Table
 
 from marginax.offline._answers import Answer, Evaluation
 from marginax.offline._evaluate import evaluate as evaluate_log
-from marginax.offline._log import Log
 from marginax.offline._page import write_report
 from marginax.offline._sources import open_data
 
@@ -64,11 +63,12 @@ def evaluate(
         transient=True,
     ) as bar:
 
-        def progress(name: str, chunks: Iterable[Log]) -> Iterator[Log]:
-            task = bar.add_task(name, total=source.total)
-            for chunk in chunks:
-                yield chunk
-                bar.advance(task, len(chunk))
+        def progress(name: str, parts: Iterable[Any]) -> Iterator[Any]:
+            listed = isinstance(parts, Sized)  # a list of things to do; else the chunks of the log
+            task = bar.add_task(name, total=len(parts) if isinstance(parts, Sized) else source.total)
+            for part in parts:
+                yield part
+                bar.advance(task, 1 if listed else len(part))
             bar.remove_task(task)
 
         result = evaluate_log(

@@ -43,11 +43,11 @@ class EmpiricalModel(NamedTuple):
     """Frequencies as probabilities, on the ``K`` states that the data (or the prior) hold."""
 
     mdp: TabularMDP
-    """Transition frequencies; pairs that were never visited end the episode."""
+    """Transition frequencies; see ``_fill`` for pairs that were never visited."""
     states: np.ndarray
     """Which of the S states the K are."""
     behaviour: FloatArray
-    """μ, ``[K, A]``; rows may add up to less than 1 where some of it is unknown."""
+    """μ, ``[K, A]``."""
     traced: FloatArray
     """π̃ = cμ, ``[K, A]``."""
     num_states: int
@@ -144,6 +144,7 @@ def empirical_model(
     frequency = sp.diags_array(1.0 / np.maximum(visits[rows], 1e-300)) @ counts[rows][:, states]
     behaviour, source = _behaviour(trajectories, mu, traces.shape, visits.reshape(num_states, -1))
     behaviour = behaviour[states]
+    frequency = _fill(frequency, behaviour, visits[rows].reshape(behaviour.shape) > 0)
     traced = traces[states] * behaviour
     if source == "counts":
         traced = traced / np.maximum(traced.sum(axis=1, keepdims=True), 1.0)
@@ -205,6 +206,29 @@ def estimate_behaviour(
     return _frequencies(counts + checks.at_least("prior", prior, 0.0))
 
 
+def _fill(frequency: sp.csr_array, behaviour: FloatArray, seen: np.ndarray) -> sp.csr_array:
+    """Lets an action that was never taken in a state lead where those that were lead on average, under μ.
+
+    Were its mass lost instead, visits would be underestimated and weights blow up. States without any data end the episode.
+    """
+    known = np.where(seen, behaviour, 0.0)
+    total = known.sum(axis=1, keepdims=True)
+    share = np.divide(known, total, out=np.zeros_like(known), where=total > 0)
+    x, a = np.nonzero(~seen & (total > 0))
+    num_actions = behaviour.shape[1]
+    mixing = sp.csr_array(
+        (
+            share[x].ravel(),
+            (
+                np.repeat(x * num_actions + a, num_actions),
+                (x[:, None] * num_actions + np.arange(num_actions)).ravel(),
+            ),
+        ),
+        shape=(behaviour.size, behaviour.size),
+    )
+    return sp.csr_array(frequency + mixing @ frequency)
+
+
 def _frequencies(visits: FloatArray) -> FloatArray:
     total = visits.sum(axis=1, keepdims=True)
     return np.where(total > 0, visits / np.maximum(total, 1e-300), 1.0 / visits.shape[1])
@@ -226,8 +250,11 @@ def _behaviour(
             f"trajectories.behaviour must lie in (0, 1], but behaviour{checks.where(place)} = {logged[tuple(place)]}"
         )
     x, a = np.asarray(trajectories.states)[valid], np.asarray(trajectories.actions)[valid]
-    total = np.zeros(shape)
-    np.add.at(total, (x, a), logged[valid])  # a mean, in case the data come from several policies
-    times = np.zeros(shape)
+    times, total = np.zeros(shape), np.zeros(shape)
     np.add.at(times, (x, a), 1.0)
-    return total / np.maximum(times, 1.0), "logged"
+    np.add.at(total, (x, a), logged[valid])
+    mean = total / np.maximum(times, 1.0)  # they may differ, where several policies gathered the data
+    unseen = times == 0
+    rest = np.maximum(1.0 - mean.sum(axis=1, keepdims=True), 0.0)
+    mean += np.where(unseen, rest / np.maximum(unseen.sum(axis=1, keepdims=True), 1), 0.0)
+    return mean / np.maximum(mean.sum(axis=1, keepdims=True), 1.0), "logged"

@@ -52,8 +52,9 @@ class CertaintyEquivalence(eqx.Module):
             num_states: S.
             num_actions: A.
             discount: γ.
-            prior: pseudo-counts, one number for every `(x, a, x')` or a table `[S, A, S]`. With none, a pair without data is
-                taken to end the episode: its own weights are those of the one-step operator.
+            prior: pseudo-counts, one number for every `(x, a, x')` or a table `[S, A, S]`. Without, an action that was never taken
+                in a state is thought to lead where those that were lead on average, and a state without data to end the
+                episode (the one-step operator's weights).
 
         >>> CertaintyEquivalence.init(2, 1, 0.9, prior=1.0).counts.sum().item()
         4.0
@@ -122,13 +123,17 @@ class CertaintyEquivalence(eqx.Module):
         """Frequencies p, the behaviour policy, and π̃ = cμ."""
         visits = self.counts.sum(axis=-1) + self.ended
         p = self.counts / jnp.maximum(visits, jnp.finfo(visits.dtype).tiny)[..., None]
-        traces = jnp.asarray(c, p.dtype)
-        if mu is not None:
-            behaviour = jnp.asarray(mu, p.dtype)
-            return p, behaviour, traces * behaviour
-        behaviour = _divide(visits, visits.sum(axis=-1, keepdims=True))
-        traced = traces * behaviour
-        return p, behaviour, traced / jnp.maximum(traced.sum(axis=-1, keepdims=True), 1)
+        frequencies = _divide(visits, visits.sum(axis=-1, keepdims=True))
+        behaviour = frequencies if mu is None else jnp.asarray(mu, p.dtype)
+        seen = jnp.where(visits > 0, behaviour, 0)
+        usual = jnp.einsum(
+            "xa,xay->xy", _divide(seen, seen.sum(axis=-1, keepdims=True)), p, precision="highest"
+        )
+        p = jnp.where((visits > 0)[..., None], p, usual[:, None])
+        traced = jnp.asarray(c, p.dtype) * behaviour
+        if mu is None:
+            traced = traced / jnp.maximum(traced.sum(axis=-1, keepdims=True), 1)
+        return p, behaviour, traced
 
     def _resolvent(self, p: Array, measure: Array) -> Array:
         r"""$(I - γP)^{-1} = \prod_k (I + (γP)^{2^k})$ on states: no subtraction, so zeros stay zero and nothing cancels."""
@@ -171,8 +176,9 @@ def certainty_equivalence(
         mu: the behaviour policy `[S, A]`; when omitted, the probabilities that the trajectories carry; when they carry none,
             action frequencies. In that last case rows of $cμ$ that exceed one are scaled back to one.
         discount: γ; read from the trajectories when omitted.
-        prior: pseudo-counts, one number for every `(x, a, x')` or a table `[S, A, S]`. With none, a pair without data is taken
-            to end the episode: its own weights are those of the one-step operator.
+        prior: pseudo-counts, one number for every `(x, a, x')` or a table `[S, A, S]`. Without, an action that was never taken
+                in a state is thought to lead where those that were lead on average, and a state without data to end the
+                episode (the one-step operator's weights).
         start: a pair `(x, a)`: only its row, without forming the others.
         return_info: whether to return an `EstimateInfo` too, which says where μ came from.
 

@@ -1,7 +1,5 @@
 """TD weights as averages of the cumulative traces met along trajectories (Algorithm 2, made consistent)."""
 
-from typing import Literal
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -58,7 +56,7 @@ class MonteCarlo(eqx.Module):
     discount: Float[Array, ""]
     num_states: int = eqx.field(static=True)
     num_actions: int = eqx.field(static=True)
-    average: Literal["running", "exponential"] = eqx.field(static=True)
+    average: str = eqx.field(static=True)
     step_size: float = eqx.field(static=True)
     literal: bool = eqx.field(static=True)
     on_states: bool = eqx.field(static=True)
@@ -71,7 +69,7 @@ class MonteCarlo(eqx.Module):
         num_actions: int,
         discount: ArrayLike | float,
         *,
-        average: Literal["running", "exponential"] = "running",
+        average: str = "running",
         step_size: float = 0.1,
         literal: bool = False,
         on_states: bool = False,
@@ -169,7 +167,7 @@ def monte_carlo(
     c: ArrayLike,
     *,
     discount: float | None = None,
-    average: Literal["running", "exponential"] = "running",
+    average: str = "running",
     step_size: float = 0.1,
     literal: bool = False,
     start: tuple[int, int] | None = None,
@@ -208,7 +206,7 @@ def monte_carlo_states(
     c: ArrayLike,
     *,
     discount: float | None = None,
-    average: Literal["running", "exponential"] = "running",
+    average: str = "running",
     step_size: float = 0.1,
     literal: bool = False,
     start: int | None = None,
@@ -240,7 +238,7 @@ def _run(
     trajectories: Trajectory,
     c: ArrayLike,
     discount: float | None,
-    average: Literal["running", "exponential"],
+    average: str,
     step_size: float,
     literal: bool,
     on_states: bool,
