@@ -1,4 +1,4 @@
-"""The networks: multi-layer perceptrons on [state, action] features, and the actor as the simulating side runs it."""
+"""The networks: multi-layer perceptrons on states or on [state, action] features."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+
+from marginax.simulators.policy import Layers
 
 
 class MLP(eqx.Module):
@@ -68,21 +70,13 @@ def value(critic: MLP, features: Float[Array, "batch n"]) -> Float[Array, "*copi
     return critic(features)[..., 0]
 
 
-class HostActor:
-    """The actor in NumPy: one observation at a time costs microseconds, where a JAX call costs a hundred.
+def layers(actor: MLP) -> Layers:
+    """The actor as NumPy arrays, for the processes that act: see `marginax.simulators.policy`.
 
+    >>> from marginax.simulators import policy
     >>> actor = MLP(3, 2, (8,), key=jax.random.key(0))
-    >>> x = np.ones(3, np.float32)
-    >>> bool(np.allclose(HostActor(actor)(x), act(actor, jnp.asarray(x)[None])[0], atol=1e-6))
+    >>> bool(np.allclose(policy.act(layers(actor), np.ones(3)), act(actor, jnp.ones((1, 3)))[0], atol=1e-6))
     True
     """
-
-    def __init__(self, actor: MLP) -> None:
-        self.weights = [np.asarray(w) for w in actor.weights]
-        self.biases = [np.asarray(b)[0] for b in actor.biases]
-
-    def __call__(self, observation: np.ndarray) -> np.ndarray:
-        x = observation
-        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
-            x = np.maximum(x @ weight + bias, 0)
-        return np.tanh(x @ self.weights[-1] + self.biases[-1])
+    pairs = zip(actor.weights, actor.biases, strict=True)
+    return [(np.asarray(weight), np.asarray(bias)[0]) for weight, bias in pairs]

@@ -1,0 +1,200 @@
+"""Checkpoints that are whole or not there, checked before they are trusted, and free of anything to execute.
+
+A checkpoint is a folder of `.npz` files and a `manifest.json` that names each with its length and SHA-256. Files
+are written under temporary names, flushed to the disk and renamed; the manifest goes last, so it only ever names
+complete files, and a process killed at any moment leaves the previous checkpoint or the new one. Files that a new
+checkpoint shares with the previous one (old pieces of a replay buffer) are not written again.
+"""
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from marginax.report.files import atomic_write
+
+MANIFEST = "manifest.json"
+_FORMAT = 1
+Tree = TypeVar("Tree")
+Arrays = Mapping[str, Any]
+
+
+class Checkpoint(NamedTuple):
+    """What was read back.
+
+    Attributes:
+        meta: Plain data.
+        files: Arrays by file and name.
+
+    >>> Checkpoint({"step": 1}, {}).meta["step"]
+    1
+    """
+
+    meta: dict[str, Any]
+    files: dict[str, dict[str, np.ndarray]]
+
+
+def save(
+    folder: Path, meta: Mapping[str, Any], files: Mapping[str, Arrays], keep: Iterable[str] = ()
+) -> None:
+    """Write a checkpoint; the previous one stays until the new one is complete.
+
+    Args:
+        folder: Made if it is not there.
+        meta: Plain data (JSON).
+        files: Arrays to write, by file and name; a file's name must not be one of the previous checkpoint's.
+        keep: Files of the previous checkpoint that belong to this one as well.
+
+    Raises:
+        OSError: If the disk is full or cannot be written; the previous checkpoint is then untouched.
+        ValueError: If a file to keep is not in the previous checkpoint, or one to write is.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> save(folder, {"step": 1}, {"old": {"x": np.arange(3)}})
+    >>> save(folder, {"step": 2}, {"new": {"y": np.ones(2)}}, keep=["old"])
+    >>> found = load(folder)
+    >>> found.meta, sorted(found.files), found.files["old"]["x"]
+    ({'step': 2}, ['new', 'old'], array([0, 1, 2]))
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    previous = (_manifest(folder) or {}).get("files", {})
+    if missing := [name for name in keep if name not in previous]:
+        raise ValueError(f"keep names {missing[0]!r}, which the previous checkpoint does not have.")
+    if repeated := [name for name in files if name in previous]:
+        raise ValueError(f"files names {repeated[0]!r}, which the previous checkpoint has.")
+    entries = {name: previous[name] for name in keep}
+    try:
+        for name, arrays in files.items():
+            content = _encode(arrays)
+            _write(folder / f"{name}.npz", content)
+            entries[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        text = json.dumps({"format": _FORMAT, "meta": dict(meta), "files": entries})
+        _write(folder / MANIFEST, text.encode())
+    except OSError as error:
+        for name in files:
+            with contextlib.suppress(OSError):
+                (folder / f"{name}.npz").unlink(missing_ok=True)
+        reason = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
+        kept = "; the last good checkpoint is kept" if previous else ""
+        raise OSError(error.errno, f"cannot write a checkpoint to {str(folder)!r}: {reason}{kept}") from error
+    _flush(folder)
+    _tidy(folder, entries)
+
+
+def load(folder: Path) -> Checkpoint | None:
+    """Read a checkpoint back, or None if the folder has none.
+
+    Raises:
+        ValueError: If a file is missing or differs from what was written.
+
+    >>> import tempfile
+    >>> load(Path(tempfile.mkdtemp())) is None
+    True
+    """
+    manifest = _manifest(folder)
+    if manifest is None:
+        return None
+    files = {}
+    for name, entry in manifest["files"].items():
+        path = folder / f"{name}.npz"
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ValueError(
+                f"the checkpoint is damaged: {path} cannot be read ({error.strerror})."
+            ) from error
+        if len(content) != entry["bytes"] or hashlib.sha256(content).hexdigest() != entry["sha256"]:
+            raise ValueError(f"the checkpoint is damaged: {path} is not what was written.")
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            files[name] = {key: arrays[key] for key in arrays.files}
+    return Checkpoint(manifest["meta"], files)
+
+
+def names(folder: Path) -> list[str]:
+    """The files of the checkpoint in a folder.
+
+    >>> names(Path("nowhere"))
+    []
+    """
+    return list((_manifest(folder) or {}).get("files", ()))
+
+
+def to_arrays(tree: Any) -> dict[str, np.ndarray]:
+    """The leaves of a pytree by their place in it.
+
+    >>> to_arrays({"a": [np.zeros(2), np.ones(())]})
+    {"['a'][0]": array([0., 0.]), "['a'][1]": array(1.)}
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def from_arrays(template: Tree, arrays: Mapping[str, np.ndarray]) -> Tree:
+    """A pytree of the template's structure from what `to_arrays` returned.
+
+    Raises:
+        ValueError: If a leaf is missing, or has another shape or type than in the template.
+
+    >>> from_arrays({"a": np.zeros(2)}, {"['a']": np.ones(2)})
+    {'a': array([1., 1.])}
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(template)
+    found = []
+    for path, leaf in leaves:
+        name = jax.tree_util.keystr(path)
+        array = arrays.get(name)
+        if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
+            what = "is missing" if array is None else f"is {array.dtype}{list(array.shape)}"
+            raise ValueError(f"{name} must be {leaf.dtype}{list(leaf.shape)} in the checkpoint, but {what}.")
+        found.append(array)
+    return jax.tree_util.tree_unflatten(structure, found)
+
+
+def _write(path: Path, content: bytes) -> None:
+    atomic_write(path, lambda file: file.write(content))
+
+
+def _encode(arrays: Arrays) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **{name: np.asarray(array) for name, array in arrays.items()})
+    return file.getvalue()
+
+
+def _manifest(folder: Path) -> dict[str, Any] | None:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"the checkpoint is damaged: {path} cannot be read ({error}).") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+        raise ValueError(f"{path} is not a checkpoint of this version.")
+    return manifest
+
+
+def _tidy(folder: Path, entries: Mapping[str, Any]) -> None:
+    """Remove what no checkpoint names: older files, and temporary ones of a killed process."""
+    for path in folder.iterdir():
+        if path.name != MANIFEST and path.name.removesuffix(".npz") not in entries:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _flush(folder: Path) -> None:
+    """Make renames durable; where a folder cannot be opened, the file system sees to it."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,79 @@
+"""A trained policy as a file: networks, action bounds and where it was trained; nothing in it is executed."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marginax.report.files import atomic_write
+from marginax.simulators.policy import Layers, act, to_bounds
+
+
+class Policy(NamedTuple):
+    """A Gaussian policy around a deterministic network.
+
+    Attributes:
+        layers: Weights `[in, out]` and biases `[out]`.
+        low: Smallest action.
+        high: Largest action.
+        scale: Standard deviation of its exploration, for actions scaled to [-1, 1].
+        simulator: Name of the simulator it was trained on.
+
+    >>> layers = [(np.zeros((3, 1), np.float32), np.zeros(1, np.float32))]
+    >>> policy = Policy(layers, np.array([-2.0]), np.array([2.0]), 0.1, "Pendulum-v1")
+    >>> policy(np.ones((5, 3), np.float32)).shape
+    (5, 1)
+    """
+
+    layers: Layers
+    low: np.ndarray
+    high: np.ndarray
+    scale: float
+    simulator: str
+
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        """The deterministic actions, within the bounds, of observations `[n]` or `[batch, n]`."""
+        return to_bounds(act(self.layers, observations), self.low, self.high)
+
+    def save(self, path: Path) -> None:
+        """Write the policy, whole or not at all."""
+        arrays: dict[str, Any] = {
+            "low": self.low,
+            "high": self.high,
+            "scale": self.scale,
+            "simulator": self.simulator,
+        }
+        for i, (weight, bias) in enumerate(self.layers):
+            arrays |= {f"weight_{i}": weight, f"bias_{i}": bias}
+        atomic_write(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
+
+
+def load_policy(path: Path | str) -> Policy:
+    """Read a policy that `marginax train` saved: its file, or the folder of a run (of its lowest seed) or of a seed.
+
+    Raises:
+        ValueError: If there is no policy at that place, or the file is damaged.
+
+    >>> import tempfile
+    >>> layers = [(np.zeros((3, 1), np.float32), np.zeros(1, np.float32))]
+    >>> place = Path(tempfile.mkdtemp()) / "policy.npz"
+    >>> Policy(layers, np.array([-2.0]), np.array([2.0]), 0.1, "Pendulum-v1").save(place)
+    >>> load_policy(place).simulator
+    'Pendulum-v1'
+    """
+    given = Path(path)
+    candidates = (
+        [given] if given.is_file() else [given / "policy.npz", *sorted(given.glob("seed-*/policy.npz"))]
+    )
+    found = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if found is None:
+        raise ValueError(f"there is no policy in {str(given)!r}: it is saved with a run's first checkpoint.")
+    try:
+        with np.load(found, allow_pickle=False) as arrays:
+            count = sum(name.startswith("weight_") for name in arrays.files)
+            layers = [(arrays[f"weight_{i}"], arrays[f"bias_{i}"]) for i in range(count)]
+            return Policy(
+                layers, arrays["low"], arrays["high"], float(arrays["scale"]), str(arrays["simulator"])
+            )
+    except Exception as error:
+        raise ValueError(f"{found} is not a policy saved by marginax train ({error}).") from error

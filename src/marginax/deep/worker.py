@@ -1,0 +1,87 @@
+"""One seed in a process of its own: `python -m marginax.deep.worker FOLDER SEED`, progress as JSON lines.
+
+A seed is a program by itself, so the seeds of a run cannot influence one another. The lines go to standard output;
+when nobody reads them any more (the command that started the process was killed) the process ends.
+"""
+
+import fcntl
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from marginax.deep.run import load_run, seed_folder
+
+
+def environment(processes: int, cores: int) -> dict[str, str]:
+    """Environment variables for one of so many processes that share the cores.
+
+    XLA gives the same bits whatever the number of its threads, NumPy's matrix products do not: one thread.
+
+    >>> environment(processes=2, cores=4)["NPROC"]
+    '2'
+    """
+    shared = {"NPROC": str(max(1, cores // processes)), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {**os.environ, **shared, **dict.fromkeys(names, "1"), "PYTHONUNBUFFERED": "1"}
+
+
+@contextmanager
+def only_one(folder: Path, patience: float = 60.0) -> Iterator[None]:
+    """Hold the folder for this process alone; wait for one that is about to end.
+
+    Raises:
+        RuntimeError: If another process still holds it after `patience` seconds.
+
+    >>> import tempfile
+    >>> with only_one(Path(tempfile.mkdtemp())):
+    ...     pass
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"another process is training in {str(folder)!r}.") from None
+                time.sleep(0.1)
+        yield
+
+
+def main(arguments: list[str]) -> int:
+    """Train one seed of the run in a folder; returns the exit status.
+
+    >>> main([])
+    2
+    """
+    if len(arguments) != 2:
+        print("usage: python -m marginax.deep.worker FOLDER SEED", file=sys.stderr)
+        return 2
+    folder, seed = Path(arguments[0]), int(arguments[1])
+
+    def report(message: dict[str, Any]) -> None:
+        print(json.dumps(message), flush=True)
+
+    try:
+        with only_one(seed_folder(folder, seed)):
+            from marginax.deep.train import Trainer
+
+            status = Trainer(load_run(folder), seed, seed_folder(folder, seed), report).train()
+            report({"seed": seed, **status})
+    except BrokenPipeError:
+        os._exit(1)  # nobody is listening: leave without touching the streams again
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        report({"seed": seed, "state": "failed", "reason": str(error)})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
