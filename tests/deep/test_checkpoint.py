@@ -42,7 +42,7 @@ def test_a_process_killed_while_saving_leaves_the_previous_checkpoint(folder, di
     class Killed(BaseException):
         pass
 
-    def die(*_):
+    def die(*_, **__):
         raise Killed
 
     renamed = []

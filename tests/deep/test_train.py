@@ -8,9 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from marginax.deep import td3, train
 from marginax.deep.config import TD3Config
@@ -30,6 +32,25 @@ AGENT = TD3Config(
 RUN = Run(
     simulator="Pendulum-v1", steps=800, evaluate_every=100, checkpoint_every=200, episodes=1, agent=AGENT
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """All trainings of this module, in this process or others, share their compiled programs."""
+    names = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in names}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in names.items():
+            patch.setenv(name.upper(), str(value))
+            jax.config.update(name, value)
+        yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 def final(folder: Path) -> tuple[bytes, dict]:

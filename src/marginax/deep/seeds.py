@@ -75,7 +75,7 @@ def _start(folder: Path, seed: int, workers: int, messages: queue.Queue) -> subp
     place = seed_folder(folder, seed)
     place.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "marginax.deep.worker", str(folder), str(seed)]
-    variables = environment(workers, len(os.sched_getaffinity(0)))
+    variables = environment(folder, workers, len(os.sched_getaffinity(0)))
     variables["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     )

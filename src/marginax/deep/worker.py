@@ -17,17 +17,27 @@ from typing import Any
 from marginax.deep.run import load_run, seed_folder
 
 
-def environment(processes: int, cores: int) -> dict[str, str]:
-    """Environment variables for one of so many processes that share the cores.
+def environment(folder: Path, processes: int, cores: int) -> dict[str, str]:
+    """Environment variables for one of so many processes that share the cores and the run in a folder.
 
-    XLA gives the same bits whatever the number of its threads, NumPy's matrix products do not: one thread.
+    XLA gives the same bits whatever the number of its threads; NumPy's matrix products need not, so they get
+    one. Compiled programs are kept beside the run, for its other seeds and for when it is carried on.
 
-    >>> environment(processes=2, cores=4)["NPROC"]
+    >>> environment(Path("runs"), processes=2, cores=4)["NPROC"]
     '2'
     """
-    shared = {"NPROC": str(max(1, cores // processes)), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    return {**os.environ, **shared, **dict.fromkeys(names, "1"), "PYTHONUNBUFFERED": "1"}
+    wanted = {
+        "JAX_COMPILATION_CACHE_DIR": str(folder.resolve() / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    fixed = {
+        "NPROC": str(max(1, cores // processes)),
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "PYTHONUNBUFFERED": "1",
+    }
+    return {**wanted, **os.environ, **fixed, **dict.fromkeys(names, "1")}
 
 
 @contextmanager
