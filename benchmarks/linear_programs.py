@@ -1,6 +1,6 @@
 """All relaxed programs of one iteration, and the fastest weights, against a loop of SciPy's linprog on the same sparse data.
 
-    python benchmarks/linear_programs.py [--sizes 5 10 15 20] [--rate 0.5] [--sample 40]
+    python benchmarks/linear_programs.py [--sizes 5 10 15 20] [--large 50 100] [--rate 0.5] [--sample 40]
 
 Open World, γ = 0.99, q drawn from N(0, 1). linprog(method="highs") gets the sparse constraint matrix ready-made, in the better of two forms
 (pairs by pairs, or with the flow into each state as further unknowns), and only its right-hand side differs from
@@ -89,6 +89,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", type=int, nargs="+", default=[5, 10, 15, 20])
+    parser.add_argument("--large", type=int, nargs="*", default=[50, 100])
     parser.add_argument("--rate", type=float, default=0.5)
     parser.add_argument("--cap", type=float, default=2.0)
     parser.add_argument("--sample", type=int, default=40)
@@ -132,6 +133,17 @@ def main() -> None:
     print("| grid | pairs | linprog loop | marginax, 1 thread | 2 threads | faster | largest difference |")
     print("|---|---|---|---|---|---|---|")
     print("\n".join(fastest_rows))
+
+    print("\nValues only, on larger grids\n")
+    print("| grid | pairs | evaluate | iterate, 10 steps | largest error of evaluate |")
+    print("|---|---|---|---|---|")
+    for size in arguments.large:
+        mdp, pi, mu = mx.problems.open_world(size, sparse=True)
+        q = np.random.default_rng(0).normal(size=mdp.r.shape)
+        once, values = best_of(3, mx.linear_programs.evaluate, mdp, pi)
+        ten, _ = best_of(1, mx.linear_programs.iterate, mdp, pi, mu, q, arguments.rate, 10)
+        error = np.abs(values - mdp.q_values(pi)).max()
+        print(f"| {size} × {size} | {mdp.r.size:,} | {once:.2f} s | {ten:.2f} s | {error:.0e} |")
 
 
 if __name__ == "__main__":
