@@ -156,3 +156,19 @@ def poisoned(trajectories):
         None if trajectories.behaviour is None else spoil(trajectories.behaviour, np.nan),
         valid,
     )
+
+
+def least_squares(trajectories, c, discount, features, start_features=None, on_states=False):
+    """Rows of a design matrix, one for every start and visit, handed to numpy.linalg.lstsq."""
+    rows, values = [], []
+    table = shape(c, on_states)
+    half = table[: len(table) // 2]
+    size = int(np.prod(half))
+    psi = np.eye(size).reshape(*half, size) if start_features is None else start_features
+    for start, visits in starts(trajectories, c, on_states):
+        for place, t, product in visits:
+            weight = discount ** (t / 2)
+            rows.append(weight * np.outer(psi[start], features[place]).ravel())
+            values.append(weight * product)
+    theta = np.linalg.lstsq(np.array(rows), np.array(values))[0].reshape(psi.shape[-1], features.shape[-1])
+    return (psi.reshape(size, -1) @ theta @ features.reshape(size, -1).T).reshape(table)

@@ -8,7 +8,10 @@ from marginax.weights.certainty_equivalence import (
 )
 from marginax.weights.exact import NonMarkovianTraces, exact, exact_states, to_traces
 from marginax.weights.fastest import Frontier, WorstCritic, critic_loss, fastest, frontier, worst_critic
+from marginax.weights.fenchel import fenchel, fenchel_states
 from marginax.weights.monte_carlo import MonteCarlo, monte_carlo, monte_carlo_states
+from marginax.weights.regression import Regression, regression, regression_states
+from marginax.weights.saddle_point import saddle_point, saddle_point_states
 
 __all__ = [
     "CertaintyEquivalence",
@@ -16,6 +19,7 @@ __all__ = [
     "Frontier",
     "MonteCarlo",
     "NonMarkovianTraces",
+    "Regression",
     "WorstCritic",
     "certainty_equivalence",
     "certainty_equivalence_states",
@@ -24,9 +28,15 @@ __all__ = [
     "exact",
     "exact_states",
     "fastest",
+    "fenchel",
+    "fenchel_states",
     "frontier",
     "monte_carlo",
     "monte_carlo_states",
+    "regression",
+    "regression_states",
+    "saddle_point",
+    "saddle_point_states",
     "to_traces",
     "worst_critic",
 ]

@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax._checks import FloatArray
 from marginax.trajectories import Trajectory
 
-__all__ = ["Steps", "discount_of", "read_steps", "start_of", "traces_of"]
+__all__ = ["Links", "Steps", "discount_of", "link_steps", "read_steps", "start_of", "traces_of"]
 
 
 class Steps(NamedTuple):
@@ -44,6 +44,32 @@ def read_steps(trajectories: Trajectory) -> Steps:
         valid=valid,
         ended=ended,
         follows=goes_on & next_valid,
+    )
+
+
+class Links(NamedTuple):
+    """The steps of a batch ``[B, T]`` as places (pairs or states), and what joins each to the one after it."""
+
+    place: Int[Array, "B T"]
+    valid: Bool[Array, "B T"]
+    follows: Bool[Array, "B T"]
+    discounted: Float[Array, "B T"]
+    """γ where the episode goes on, else 0."""
+    traced: Float[Array, "B T"]
+    """The same times the trace of the step: ``c_{t+1}`` on pairs, ``c_t`` on states."""
+
+
+def link_steps(trajectories: Trajectory, c: ArrayLike, discount: Array, on_states: bool) -> Links:
+    """Reads what sums over starts and later visits need; works under ``jit``."""
+    steps, table = read_steps(trajectories), jnp.asarray(c, discount.dtype)
+    traces = table[steps.states, steps.actions]
+    discounted = jnp.where(steps.follows, discount, 0)
+    return Links(
+        place=steps.states if on_states else steps.states * table.shape[1] + steps.actions,
+        valid=steps.valid,
+        follows=steps.follows,
+        discounted=discounted,
+        traced=discounted * (traces if on_states else jnp.roll(traces, -1, axis=1)),
     )
 
 

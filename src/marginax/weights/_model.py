@@ -1,7 +1,7 @@
 """The empirical MDP of a batch of trajectories, on the states that it holds."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -63,6 +63,7 @@ class EmpiricalModel(NamedTuple):
         if not self.on_states:
             if self.start is None:
                 return self.mdp.credit(measure).reshape(measure.size, measure.size)
+            assert isinstance(self.start, tuple)
             return self.mdp.credit_row(measure, self.start).ravel()
         resolvent = Resolvent(self.mdp.state_kernel(measure), self.mdp.discount)
         if self.start is None:
@@ -70,6 +71,24 @@ class EmpiricalModel(NamedTuple):
         first = np.zeros(len(self.states))
         first[self.start] = 1.0
         return resolvent.transposed(first)
+
+    def kernel(self, measure: FloatArray) -> Any:
+        """``P̂^m`` on pairs or on states, ``[n, n]``; sparse where the data are."""
+        if self.on_states:
+            return self.mdp.state_kernel(measure)
+        size, num_actions = measure.size, measure.shape[1]
+        columns = np.arange(size)
+        choose = sp.csr_array(
+            (measure.ravel(), (columns // num_actions, columns)), shape=(len(measure), size)
+        )
+        if self.mdp.is_sparse:
+            return sp.csr_array(self.mdp.p @ choose)
+        return self.mdp.dense_p().reshape(size, -1) @ choose
+
+    def most_traced(self) -> float:
+        """The largest total mass ``(1-γ) Σ_t γ^t C_t`` that the traces keep from any state; at most 1 for 0 ≤ c ≤ π/μ."""
+        paths = Resolvent(self.mdp.state_kernel(self.traced), self.mdp.discount)
+        return float((1 - self.mdp.discount) * paths(np.ones(len(self.states))).max())
 
     def spread(self, weights: FloatArray) -> FloatArray:
         """Weights between the K states, ``[n, n]`` or one row ``[n]``, as weights between all S in their proper shape.
@@ -106,8 +125,9 @@ def empirical_model(
     prior: ArrayLike | float,
     start: tuple[int, int] | int | None,
     on_states: bool,
+    all_states: bool = False,
 ) -> EmpiricalModel:
-    """Counts a batch of trajectories into an MDP on the states that it holds (and that of the start).
+    """Counts a batch of trajectories into an MDP on the states that it holds (and that of the start), or on all.
 
     The arguments are those of ``certainty_equivalence``.
     """
@@ -134,6 +154,7 @@ def empirical_model(
     counts.sum_duplicates()
 
     held = (visits.reshape(num_states, -1).sum(axis=1) + counts.sum(axis=0)) > 0
+    held |= all_states
     if start is not None:
         held[start[0] if isinstance(start, tuple) else start] = True
     states = np.flatnonzero(held)
@@ -203,7 +224,7 @@ def estimate_behaviour(
         + np.asarray(trajectories.actions)[valid]
     )
     counts = np.bincount(pair, minlength=num_states * num_actions).reshape(num_states, num_actions)
-    return _frequencies(counts + checks.at_least("prior", prior, 0.0))
+    return _frequencies(counts.astype(np.float64) + checks.at_least("prior", prior, 0.0))
 
 
 def _fill(frequency: sp.csr_array, behaviour: FloatArray, seen: np.ndarray) -> sp.csr_array:

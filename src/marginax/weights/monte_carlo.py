@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax.trajectories import Trajectory
-from marginax.weights._data import discount_of, read_steps, start_of, traces_of
+from marginax.weights._data import discount_of, link_steps, start_of, traces_of
 
 __all__ = ["MonteCarlo", "monte_carlo", "monte_carlo_states"]
 
@@ -120,14 +120,11 @@ class MonteCarlo(eqx.Module):
         >>> MonteCarlo.init(3, 2, mdp.discount).update(batch, mx.traces.retrace(pi, mu)).sums.shape
         (6, 2, 6)
         """
-        steps = read_steps(trajectories)
-        traces = jnp.asarray(c, self.sums.dtype)[steps.states, steps.actions]
-        # The trace that joins step t to what follows it: c_{t+1} on pairs, c_t on states.
-        joins = traces if self.on_states else jnp.roll(traces, -1, axis=1)
-        place = steps.states if self.on_states else steps.states * self.num_actions + steps.actions
+        links = link_steps(trajectories, c, self.discount, self.on_states)
+        place = links.place
         rows, n = self.sums.shape[0], self.sums.shape[-1]
         row = place if self.start is None else jnp.zeros_like(place)
-        counted = steps.valid if self.start is None else steps.valid & (place == self.start)
+        counted = links.valid if self.start is None else links.valid & (place == self.start)
         row = jnp.where(counted, row, rows)  # out of range: such steps are starts of no row
         sums, share = self.sums, jnp.ones(place.shape, self.sums.dtype)
         if self.average == "exponential":
@@ -135,8 +132,8 @@ class MonteCarlo(eqx.Module):
             keep = 1 - self.step_size
             share = self.step_size * keep ** later.astype(sums.dtype)
             sums = sums * (keep ** visits.astype(sums.dtype))[:, None, None]
-        decay = jnp.where(steps.follows, self.discount, 0)
-        factors = (decay * joins, steps.follows.astype(sums.dtype) if self.literal else decay)
+        below = links.follows.astype(sums.dtype) if self.literal else links.discounted
+        factors = (links.traced, below)
 
         def step(carry: tuple[Array, Array], inputs: tuple[Array, ...]) -> tuple[tuple[Array, Array], None]:
             sums, tails = carry
@@ -246,8 +243,10 @@ def _run(
 ) -> Array:
     traces = traces_of(c)
     gamma = discount_of(trajectories, discount, *traces.shape)
+    num_states, num_actions = traces.shape
     estimator = MonteCarlo.init(
-        *traces.shape,
+        num_states,
+        num_actions,
         gamma,
         average=average,
         step_size=step_size,
