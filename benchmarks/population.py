@@ -1,0 +1,130 @@
+"""Population training: update time for growing numbers of agents, where the time goes, how far the limit is.
+
+    python benchmarks/population.py --seeds 1 5 15 60
+    python benchmarks/population.py --train mujoco/cheetah-run --steps 20000
+
+The first table times blocks of updates alone, on random transitions. The second trains for a while and shows the
+shares of simulating, learning and waiting.
+"""
+
+import argparse
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marginax.deep import td3
+from marginax.deep.config import TD3Config
+from marginax.deep.learner import Learner, Plan
+from marginax.deep.population import Population, PopulationConfig
+from marginax.deep.replay import Replay, sample
+from marginax.experiments.control import _cores, agent_settings
+
+
+def arithmetic(config: TD3Config, observation_size: int, action_size: int) -> float:
+    """Floating-point operations of one update, averaged over delayed and plain ones, as XLA counts them."""
+    state = td3.init(
+        config, observation_size=observation_size, action_size=action_size, key=jax.random.key(0)
+    )
+    rows = jnp.ones((1000, 2 * observation_size + action_size + 4))
+    source = Replay(rows, jnp.asarray(1000, jnp.int32), observation_size)
+    batch = sample(source, jax.random.key(0), batch=config.batch_size, length=config.length)
+
+    def count(delayed: bool) -> float:
+        lowered = jax.jit(lambda s, b, k: td3.update(config, s, b, k, delayed=delayed)).lower(
+            state, batch, jax.random.key(1)
+        )
+        found = lowered.cost_analysis() or {}
+        return float(found.get("flops", float("nan")))
+
+    return (count(True) + (config.policy_delay - 1) * count(False)) / config.policy_delay
+
+
+def matrix_rate() -> float:
+    """Operations per second of a large float32 matrix product, at the precision JAX takes by default."""
+    n = 8192 if jax.default_backend() != "cpu" else 1024
+    a = jax.random.normal(jax.random.key(0), (n, n))
+    product = jax.jit(lambda x: x @ x)
+    jax.block_until_ready(product(a))
+    begun = time.perf_counter()
+    for _ in range(5):
+        a = product(a) / n
+    jax.block_until_ready(a)
+    return 5 * 2 * n**3 / (time.perf_counter() - begun)
+
+
+def time_updates(operators: list[str], seeds: int, blocks: int, fuse: bool) -> tuple[float, float, float]:
+    """Seconds to compile, seconds of one update of all agents, and their operations."""
+    configs = [TD3Config(**agent_settings(name)) for name in operators]
+    parts = [configs] if fuse else [[config] for config in configs]
+    sizes = {"observation_size": 17, "action_size": 6, "capacity": 20_000}
+    learners = [Learner(Plan(tuple(part), seeds, **sizes), range(seeds)) for part in parts]
+    begun = time.perf_counter()
+    for learner in learners:
+        learner.compile()
+    compiling = time.perf_counter() - begun
+    generator, plan = np.random.default_rng(0), learners[0].plan
+    rows = generator.normal(0, 1, (plan.agents, plan.block, plan.width)).astype(np.float32)
+    rows[..., 17 + 6 + 1 : 17 + 6 + 3] = 0  # no episode ends
+
+    def advance(index: int) -> list:
+        return [learner.advance(index, rows) for learner in learners]
+
+    for index in range(22):  # the first 19 blocks only fill the buffer
+        jax.block_until_ready(advance(index))
+    begun = time.perf_counter()
+    for index in range(22, 22 + blocks):
+        out = advance(index)
+    jax.block_until_ready(out)
+    each = (time.perf_counter() - begun) / (blocks * plan.block)
+    return compiling, each, seeds * sum(arithmetic(config, 17, 6) for config in configs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--operators", nargs="+", default=["one-step", "retrace", "marginalized-regression"])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 5, 15])
+    parser.add_argument("--blocks", type=int, default=20)
+    parser.add_argument("--separate", action="store_true", help="a program for each operator")
+    parser.add_argument("--each", action="store_true", help="time every operator by itself as well")
+    parser.add_argument("--train", help="a simulator: train on it and show where the time goes")
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--workers", type=int, default=max(1, _cores() - 1))
+    given = parser.parse_args()
+    device = jax.devices()[0].device_kind
+    rate = matrix_rate()
+    print(f"{device}; large float32 matrix product {rate / 1e12:.1f} TFLOP/s; {_cores()} cores", flush=True)
+    print("\n| operators | agents | compile s | update of all, ms | agent-updates/s | share of that rate |")
+    print("|---|---|---|---|---|---|", flush=True)
+    sets = [given.operators, *([[name] for name in given.operators] if given.each else [])]
+    for operators in sets:
+        for seeds in given.seeds:
+            compiling, each, flops = time_updates(operators, seeds, given.blocks, not given.separate)
+            agents = seeds * len(operators)
+            print(
+                f"| {', '.join(operators)} | {agents} | {compiling:.1f} | {1e3 * each:.3f} | {agents / each:,.0f} "
+                f"| {flops / each / rate:.1%} |",
+                flush=True,
+            )
+    if given.train:
+        groups = {name: TD3Config(**agent_settings(name)) for name in given.operators}
+        seeds = tuple(range(given.seeds[-1] if given.seeds else 5))
+        config = PopulationConfig(simulator=given.train, groups=groups, seeds=seeds, steps=given.steps)
+        population = Population(config, workers=given.workers, fuse=not given.separate)
+        population.run()
+        population.close()
+        t = population.timing
+        print(f"\n{given.train}, {config.agents} agents × {given.steps:,} steps, {given.workers} workers\n")
+        print(
+            "| wall s | steps/s of all | learner busy | host waits for simulation | host waits for learner |"
+        )
+        print("|---|---|---|---|---|")
+        print(
+            f"| {t.wall:.1f} | {config.agents * given.steps / t.wall:,.0f} | {t.busy:.1%} "
+            f"| {t.simulating / t.wall:.1%} | {t.waiting / t.wall:.1%} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Many TD3 agents learning in one program on the accelerator.
+
+Agents come in groups, one for each setting (an operator, say), and a group's agents differ only in their seed. A
+group is one `vmap`, so no agent pays for another group's networks; all groups of a learner advance in one
+`lax.scan`. A block of transitions goes in, a block of updates runs, and two small arrays come out: the policies'
+parameters and the metrics. Replay buffers stay on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from marginax.deep import replay, td3
+from marginax.deep.config import TD3Config
+from marginax.deep.networks import MLP
+from marginax.deep.replay import Replay
+from marginax.deep.td3 import Metrics, TD3State
+from marginax.simulators.agents import row_width
+
+METRICS = tuple(field.name for field in fields(Metrics))
+
+
+class LearnerState(NamedTuple):
+    """Everything that learning changes, one entry a group.
+
+    Attributes:
+        agents: Agents, every leaf with a leading axis `[seeds]`.
+        rows: Replay rows `[seeds, capacity, width]`.
+        added: Transitions added to each buffer so far; all agents advance together.
+    """
+
+    agents: tuple[TD3State, ...]
+    rows: tuple[Array, ...]
+    added: Array
+
+
+def actor_vector(actor: MLP) -> Float[Array, " n"]:
+    """The policy as one vector: layer by layer the weight in row order, then the bias.
+
+    >>> actor_vector(MLP(3, 1, (4,), key=jax.random.key(0))).shape
+    (21,)
+    """
+    layers = zip(actor.weights, actor.biases, strict=True)
+    return jnp.concatenate([jnp.ravel(x) for layer in layers for x in layer])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a learner's program is compiled for; two learners with the same plan share it.
+
+    Attributes:
+        configs: Settings of each group; `update_every`, `update_after`, `hidden` and `policy_delay` must agree.
+        seeds: Agents in each group.
+        observation_size: Length of an observation.
+        action_size: Length of an action.
+        capacity: Transitions each replay buffer holds, a multiple of the block.
+
+    >>> Plan((TD3Config(),), seeds=5, observation_size=17, action_size=6, capacity=1000).width
+    44
+    """
+
+    configs: tuple[TD3Config, ...]
+    seeds: int
+    observation_size: int
+    action_size: int
+    capacity: int
+
+    def __post_init__(self) -> None:
+        first = self.configs[0]
+        for config in self.configs:
+            for name in ("update_every", "update_after", "hidden", "policy_delay"):
+                if getattr(config, name) != getattr(first, name):
+                    raise ValueError(f"{name} must be the same in all groups, got {getattr(config, name)}")
+        if self.block % first.policy_delay:
+            raise ValueError(f"policy_delay must divide update_every {self.block}, got {first.policy_delay}")
+        if self.capacity % self.block or self.capacity < self.block:
+            raise ValueError(f"capacity must be a multiple of update_every {self.block}, got {self.capacity}")
+
+    @property
+    def block(self) -> int:
+        """Steps, and updates, of a block."""
+        return self.configs[0].update_every
+
+    @property
+    def delay(self) -> int:
+        """Updates in a round: one delayed and the others plain."""
+        return self.configs[0].policy_delay
+
+    @property
+    def width(self) -> int:
+        """Numbers in one transition."""
+        return row_width(self.observation_size, self.action_size)
+
+    @property
+    def agents(self) -> int:
+        """Number of agents in all groups."""
+        return len(self.configs) * self.seeds
+
+    def initial(self, keys: Array) -> LearnerState:
+        """Fresh agents with empty buffers; agents of one key start alike in every group."""
+
+        def fresh(config: TD3Config) -> TD3State:
+            sizes = {"observation_size": self.observation_size, "action_size": self.action_size}
+            return jax.vmap(lambda key: td3.init(config, key=key, **sizes))(keys)
+
+        agents = tuple(fresh(config) for config in self.configs)
+        shape = (self.seeds, self.capacity, self.width)
+        rows = tuple(jnp.zeros(shape, jnp.float32) for _ in self.configs)
+        return LearnerState(agents, rows, jnp.zeros((), jnp.int32))
+
+    def insert(self, state: LearnerState, rows: Array) -> tuple[LearnerState, Array, Array]:
+        """Add a block `[agents, block, width]` without learning from it; metrics are NaN."""
+        state = self._with_rows(state, rows)
+        return state, policies(state.agents), jnp.full((self.agents, len(METRICS)), jnp.nan)
+
+    def learn(
+        self, state: LearnerState, keys: Array, rows: Array, index: Array
+    ) -> tuple[LearnerState, Array, Array]:
+        """Add a block and run its updates; also the policies and the metrics after them."""
+        state = self._with_rows(state, rows)
+        block_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
+        material = tuple(
+            self._material(config, buffer, state.added, block_keys)
+            for config, buffer in zip(self.configs, state.rows, strict=True)
+        )
+        agents, _ = jax.lax.scan(lambda a, m: (self._round(a, m), None), state.agents, material)
+        last = jax.tree.map(lambda x: x[-1, -1], material)
+        table = jnp.concatenate(
+            [self._metrics(c, *g) for c, *g in zip(self.configs, agents, last, strict=True)]
+        )
+        return LearnerState(agents, state.rows, state.added), policies(agents), table
+
+    def _with_rows(self, state: LearnerState, rows: Array) -> LearnerState:
+        # The block divides the capacity, so a block never wraps around: one slice is written in place.
+        parts = jnp.split(rows, len(self.configs))
+        place = (0, state.added % self.capacity, 0)
+        written = tuple(
+            jax.lax.dynamic_update_slice(buffer, part, place)
+            for buffer, part in zip(state.rows, parts, strict=True)
+        )
+        return LearnerState(state.agents, written, state.added + self.block)
+
+    def _material(self, config: TD3Config, buffer: Array, added: Array, keys: Array) -> tuple[Any, Array]:
+        """Batches and noise keys of a whole block, `[rounds, delay, seeds, …]`, drawn before the loop starts."""
+
+        def one(rows: Array, key: Array) -> tuple[Any, Array]:
+            # The keys of td3.update_block: its updates and these are the same.
+            pairs = jax.vmap(jax.random.split)(jax.random.split(key, self.block))
+            source = Replay(rows, added, self.observation_size)
+            draw = {"batch": config.batch_size, "length": config.length}
+            return jax.vmap(lambda k: replay.sample(source, k, **draw))(pairs[:, 0]), pairs[:, 1]
+
+        material = jax.vmap(one, out_axes=1)(buffer, keys)
+        return jax.tree.map(lambda x: x.reshape(-1, self.delay, *x.shape[1:]), material)
+
+    def _round(self, agents: tuple[TD3State, ...], material: tuple[Any, ...]) -> tuple[TD3State, ...]:
+        """`policy_delay` updates of every agent, the first of them a delayed one."""
+        out = []
+        for config, group, (batches, keys) in zip(self.configs, agents, material, strict=True):
+            for i in range(self.delay):
+                update = jax.vmap(partial(td3.update, config, delayed=i == 0))
+                group, _ = update(group, jax.tree.map(lambda x, i=i: x[i], batches), keys[i])
+            out.append(group)
+        return tuple(out)
+
+    def _metrics(self, config: TD3Config, group: TD3State, material: tuple[Any, Array]) -> Array:
+        """What the next update on the block's last batch would say of itself; nothing is updated."""
+        _, metrics = jax.vmap(partial(td3.update, config, delayed=True))(group, *material)
+        return jnp.stack([getattr(metrics, name) for name in METRICS], axis=1)
+
+
+@cache
+def _initial(plan: Plan) -> Any:
+    return jax.jit(plan.initial)
+
+
+@cache
+def _insert(plan: Plan) -> Any:
+    return jax.jit(plan.insert, donate_argnums=0)
+
+
+@cache
+def _learn(plan: Plan) -> Any:
+    """The compiled program of a plan, made from shapes alone."""
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), plan.seeds))
+    state = jax.eval_shape(plan.initial, keys)
+    rows = jax.ShapeDtypeStruct((plan.agents, plan.block, plan.width), jnp.float32)
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    return jax.jit(plan.learn, donate_argnums=0).lower(state, keys, rows, index).compile()
+
+
+class Learner:
+    """Agents, their replay buffers, and the compiled program that advances them by a block.
+
+    Args:
+        plan: What is compiled.
+        seeds: Seeds of each group's agents, as many as the plan says.
+
+    >>> config = TD3Config(hidden=(8,), batch_size=4, update_every=2, update_after=2, replay_size=8)
+    >>> learner = Learner(Plan((config,), seeds=2, observation_size=1, action_size=1, capacity=8), seeds=(0, 1))
+    >>> vectors, metrics = learner.advance(0, np.zeros((2, 2, 7), np.float32))
+    >>> vectors.shape, metrics.shape == (2, len(METRICS))
+    ((2, 25), True)
+    """
+
+    def __init__(self, plan: Plan, seeds: Sequence[int]) -> None:
+        if len(seeds) != plan.seeds:
+            raise ValueError(f"seeds must be {plan.seeds} as the plan says, got {list(seeds)}")
+        self.plan = plan
+        self._keys = jnp.stack([jax.random.key(seed) for seed in seeds])
+        self.state: LearnerState = _initial(plan)(self._keys)
+
+    def compile(self) -> None:
+        """Compile the program ahead of its first use."""
+        _learn(self.plan)
+
+    def advance(self, index: int, rows: np.ndarray) -> tuple[Array, Array]:
+        """Add block number `index` and, once there are enough transitions, run its updates; returns at once.
+
+        Args:
+            index: Number of the block, from 0.
+            rows: Transitions `[agents, block, width]`, group by group.
+
+        Returns:
+            Policies `[agents, parameters]` and metrics `[agents, len(METRICS)]` on the block's last batch (NaN
+            before the first update), as device arrays that may still be in work.
+        """
+        if (index + 1) * self.plan.block < self.plan.configs[0].update_after:
+            self.state, vectors, metrics = _insert(self.plan)(self.state, rows)
+        else:
+            self.state, vectors, metrics = _learn(self.plan)(self.state, self._keys, rows, np.int32(index))
+        return vectors, metrics
+
+
+def policies(agents: tuple[TD3State, ...]) -> Float[Array, "agents n"]:
+    """Parameters of all agents' policies, group by group."""
+    return jnp.concatenate([jax.vmap(actor_vector)(group.actor) for group in agents])

@@ -1,0 +1,1 @@
+"""The paper's tabular experiments, a module a figure, behind `marginax reproduce`."""
