@@ -77,13 +77,11 @@ def agent_settings(operator: str, common: str = "") -> dict[str, Any]:
         key, sign, text = part.partition("=")
         if not sign:
             raise ValueError(f"operators must have settings as name=value, got {part!r} in {operator!r}")
-        out[key] = _value(text)
+        out[key] = tuple(int(n) for n in text.split("+")) if key == "hidden" else _value(text)
     return out
 
 
 def _value(text: str) -> Any:
-    if re.fullmatch(r"\d+(\+\d+)+", text):
-        return tuple(int(part) for part in text.split("+"))
     for kind in (int, float):
         try:
             return kind(text)
