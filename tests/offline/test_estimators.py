@@ -7,7 +7,7 @@ import pytest
 import marginax as mx
 from marginax.offline import Log, evaluate
 from marginax.offline._counts import count
-from marginax.offline._importance import Weighted, marginalized
+from marginax.offline._importance import Marginalized, Weighted
 from marginax.offline._model import certainty_equivalence
 from marginax.offline._regression import Regression
 from marginax.offline._sources import Source
@@ -103,15 +103,9 @@ def all_estimates(log, pi):
     model = certainty_equivalence(counts, pi, GAMMA)
     critic = (np.ones((5, 3)), np.arange(5.0))
     found = weighted(log, pi, [critic, critic]).estimates()
-    found["certainty-equivalence"] = marginalized(
-        [log],
-        model.weights,
-        (model.q, model.v),
-        model.value,
-        episodes=counts.episodes,
-        discount=GAMMA,
-        ess=1.0,
-    )
+    marginal = Marginalized(model, counts.episodes, GAMMA)
+    marginal.update(log)
+    found["certainty-equivalence"] = marginal.estimate(1.0)
     regression = Regression(5, 3, GAMMA)
     ratios = pi[log.states, log.actions] / log.behaviour
     regression.update(log, ratios)

@@ -8,12 +8,13 @@ time after their last step; what they would have earned is unknown to these esti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from marginax.offline._log import Log
+from marginax.offline._model import Model
 
 MAX_GROUPS = 1000
 DOMINANT = 0.5  # share of the weight from which a single episode decides a self-normalised average
@@ -255,33 +256,35 @@ def _widen(bounds: list[float], values: np.ndarray) -> None:
     bounds[0], bounds[1] = min(bounds[0], float(values.min())), max(bounds[1], float(values.max()))
 
 
-def marginalized(
-    chunks: Iterable[Log],
-    weights: np.ndarray,
-    values: tuple[np.ndarray, np.ndarray],
-    value: float,
-    *,
-    episodes: int,
-    discount: float,
-    ess: float,
-) -> Estimate:
+class Marginalized:
     """Influence of Σ starts · V when V solves the Bellman equation of the log's counts.
 
     ψ_i = V(x_0) - value + Σ_t w(x_t,a_t) (r_t + γ V(x_{t+1}) - Q(x_t,a_t)), with w of `Model.weights`:
     the delta method on the counts, exact to first order, with whole episodes as the independent units.
     """
-    q, v = values
-    groups = min(episodes, MAX_GROUPS)
-    total, size, seen = np.zeros(groups), np.zeros(groups), 0
-    for log in chunks:
-        group = (seen + np.arange(log.num_episodes)) % groups
+
+    def __init__(self, model: Model, episodes: int, discount: float) -> None:
+        self.model, self.episodes, self.discount = model, episodes, discount
+        self.groups = min(episodes, MAX_GROUPS)
+        self.total, self.size = np.zeros(self.groups), np.zeros(self.groups)
+        self.seen = 0
+
+    def update(self, log: Log) -> None:
+        """Adds a chunk."""
+        q, v, w = self.model.q, self.model.v, self.model.weights
+        group = (self.seen + np.arange(log.num_episodes)) % self.groups
         following = np.where(log.terminal, 0.0, v[np.where(log.terminal, 0, log.next_states)])
-        delta = log.rewards + discount * following - q[log.states, log.actions]
-        psi = v[log.states[log.offsets[:-1]]] + log.sums(weights[log.states, log.actions] * delta)
-        total += np.bincount(group, psi, minlength=groups)
-        size += np.bincount(group, minlength=groups)
-        seen += log.num_episodes
-    return Estimate(value, (total - size * value) * (groups / episodes), ess, "transitions")
+        delta = log.rewards + self.discount * following - q[log.states, log.actions]
+        psi = v[log.states[log.offsets[:-1]]] + log.sums(w[log.states, log.actions] * delta)
+        self.total += np.bincount(group, psi, minlength=self.groups)
+        self.size += np.bincount(group, minlength=self.groups)
+        self.seen += log.num_episodes
+
+    def estimate(self, ess: float) -> Estimate:
+        """The value of certainty equivalence with its influence."""
+        value = self.model.value
+        influence = (self.total - self.size * value) * (self.groups / self.episodes)
+        return Estimate(value, influence, ess, "transitions")
 
 
 def effective_transitions(weights: np.ndarray, visits: np.ndarray) -> float:

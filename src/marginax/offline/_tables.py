@@ -160,8 +160,8 @@ class _Reader:
         last = starts + lengths - 1
         actions = block["action"]
         missing = _missing(actions)
-        extra = missing.copy()
-        extra[np.setdiff1d(np.arange(n), last)] = False
+        extra = np.zeros(n, dtype=bool)
+        extra[last] = missing[last]
         place.refuse(missing & ~extra, "the action is missing, and more steps of the episode follow")
         place.refuse(extra & (step == 0), "the episode has an observation and no steps")
 

@@ -13,7 +13,7 @@ from marginax.offline import _duality, _fitted_q
 from marginax.offline._answers import ESTIMATORS, Answer, Evaluation, answer
 from marginax.offline._behaviour import calibration
 from marginax.offline._counts import Counts, count
-from marginax.offline._importance import Estimate, Weighted, effective_transitions, marginalized
+from marginax.offline._importance import Estimate, Marginalized, Weighted, effective_transitions
 from marginax.offline._intervals import Interval, bootstrap, concentration
 from marginax.offline._log import Log
 from marginax.offline._model import Model, certainty_equivalence
@@ -59,24 +59,18 @@ def evaluate_tabular(
     regression = (
         Regression(counts.num_states, counts.num_actions, discount) if "regression" in estimators else None
     )
+    marginal = Marginalized(model, counts.episodes, discount)
     for log in progress("weighting", source.chunks()):
         ratios = _ratios(policy, pi, mu, log)
         weighted.update(log, ratios)
+        marginal.update(log)
         if regression is not None:
             regression.update(log, ratios)
 
     estimates = {name: e for name, e in weighted.estimates().items() if name in estimators}
     visits = counts.visits.sum(axis=0)
     if {"certainty-equivalence", "saddle-point", "fenchel"} & set(estimators):
-        estimates["certainty-equivalence"] = marginalized(
-            progress("intervals", source.chunks()),
-            model.weights,
-            (model.q, model.v),
-            model.value,
-            episodes=counts.episodes,
-            discount=discount,
-            ess=effective_transitions(model.weights, visits),
-        )
+        estimates["certainty-equivalence"] = marginal.estimate(effective_transitions(model.weights, visits))
     if regression is not None:
         chunks = ((log, _ratios(policy, pi, mu, log)) for log in progress("regression", source.chunks()))
         estimates["regression"] = regression.estimate(chunks, counts.episodes)
