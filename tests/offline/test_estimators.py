@@ -11,13 +11,18 @@ from marginax.offline._importance import Marginalized, Weighted
 from marginax.offline._model import certainty_equivalence
 from marginax.offline._regression import Regression
 from marginax.offline._sources import Source
+from marginax.offline._tabular import critic_errors
 from reference import offline as naive
 from reference.offline_logs import GAMMA, garnet_log
 
 
 def weighted(log, pi, critics=None):
-    result = Weighted(log.num_episodes, int(log.lengths.max()), GAMMA, (-5.0, 5.0), critics)
-    result.update(log, pi[log.states, log.actions] / log.behaviour)
+    result = Weighted(log.num_episodes, int(log.lengths.max()), GAMMA, (-5.0, 5.0), critics is not None)
+    errors = None
+    if critics is not None:
+        stacked = tuple(np.stack(part) for part in zip(*critics, strict=True))
+        errors = critic_errors(log, stacked, 0, GAMMA)
+    result.update(log, pi[log.states, log.actions] / log.behaviour, errors)
     return result
 
 

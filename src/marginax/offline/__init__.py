@@ -4,6 +4,7 @@ from marginax.offline._answers import ESTIMATORS, Answer, Evaluation, Verdict
 from marginax.offline._evaluate import evaluate
 from marginax.offline._intervals import Interval, bootstrap, concentration
 from marginax.offline._log import Log
+from marginax.offline._networks import Training
 from marginax.offline._page import write_report
 from marginax.offline._policies import load_policy
 from marginax.offline._sources import open_data
@@ -14,6 +15,7 @@ __all__ = [
     "Evaluation",
     "Interval",
     "Log",
+    "Training",
     "Verdict",
     "bootstrap",
     "concentration",

@@ -7,6 +7,7 @@ from typing import Any
 
 from marginax import _checks as checks
 from marginax.offline._answers import ESTIMATORS, Evaluation
+from marginax.offline._networks import Training
 from marginax.offline._policies import load_policy
 from marginax.offline._sources import open_data
 from marginax.offline._tabular import evaluate_tabular
@@ -23,6 +24,7 @@ def evaluate(
     level: float = 0.95,
     seed: int = 0,
     progress: Callable[[str, Iterable[Any]], Iterator[Any]] | None = None,
+    training: Training | None = None,
 ) -> Evaluation:
     """Estimates the value of `policy` from a log that another policy made, by every estimator that applies.
 
@@ -40,6 +42,7 @@ def evaluate(
         level: of the intervals.
         seed: of the bootstrap.
         progress: called as `progress(name, parts)` and yields the parts (chunks of the log, or things to do).
+        training: how networks are fitted, for logs with observations.
 
     Returns:
         Answers, diagnostics and a verdict.
@@ -64,16 +67,17 @@ def evaluate(
     source = open_data(data)
     target = load_policy(policy, source)
     first = next(iter(source.chunks()))
-    if not first.tabular:
-        raise ValueError("logs with observations are not yet supported")
-    return evaluate_tabular(
-        source,
-        target,
-        discount=discount,
-        estimators=names,
-        behaviour=behaviour,
-        reward_range=reward_range,
-        level=level,
-        seed=seed,
-        progress=progress or (lambda _, chunks: iter(chunks)),
-    )
+    common: dict[str, Any] = {
+        "discount": discount,
+        "estimators": names,
+        "behaviour": behaviour,
+        "reward_range": reward_range,
+        "level": level,
+        "seed": seed,
+        "progress": progress or (lambda _, parts: iter(parts)),
+    }
+    if first.tabular:
+        return evaluate_tabular(source, target, **common)
+    from marginax.offline._neural import evaluate_neural
+
+    return evaluate_neural(source, target, training=training or Training(), **common)

@@ -8,7 +8,6 @@ time after their last step; what they would have earned is unknown to these esti
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,15 +49,14 @@ class Weighted:
         longest: length of the longest.
         discount: γ.
         reward_range: least and largest reward possible, for the concentration bound.
-        critics: action and state values for doubly robust, one pair ([S,A], [S]) for each fold of episodes
-            and fitted on the others; or None.
+        robust: whether `update` is given a critic's errors, for doubly robust.
     """
 
     episodes: int
     longest: int
     discount: float
     reward_range: tuple[float, float]
-    critics: list[tuple[np.ndarray, np.ndarray]] | None = None
+    robust: bool = False
     seen: int = 0
     top: list[tuple[float, str, int, int, int]] = field(default_factory=list)
 
@@ -85,8 +83,17 @@ class Weighted:
         self.heaviest, self.heaviest_ended = np.zeros(t), np.zeros(t + 1)  # largest single weight by time
         self.return_range, self.error_range = [np.inf, -np.inf], [np.inf, -np.inf]
 
-    def update(self, log: Log, ratios: np.ndarray) -> None:
-        """Adds a chunk of whole episodes with the one-step ratios π/μ of its rows."""
+    def update(
+        self, log: Log, ratios: np.ndarray, critic: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> None:
+        """Adds a chunk of whole episodes.
+
+        Args:
+            log: the chunk.
+            ratios: [N] one-step ratios π/μ.
+            critic: for doubly robust, r + γV(x') - Q(x,a) of each row [N] and V(x_0) of each episode [E], by
+                a critic that has not seen the episode.
+        """
         e = log.num_episodes
         number = self.seen + np.arange(e)
         group = number % self.groups
@@ -113,9 +120,9 @@ class Weighted:
         inside: np.ndarray | slice = slice(None)
         if self.longest > self.horizon:
             inside = times < self.horizon
-        key = row_group[inside] * self.horizon + times[inside]
-        self._bin(self.reward, key, (discounted * log.rewards)[inside])
-        self._bin(self.mass, key, rho[inside])
+        key_steps = row_group[inside] * self.horizon + times[inside]
+        self._bin(self.reward, key_steps, (discounted * log.rewards)[inside])
+        self._bin(self.mass, key_steps, rho[inside])
         self.square += np.bincount(times[inside], rho[inside] ** 2, minlength=self.horizon)
         np.maximum.at(self.heaviest, times[inside], rho[inside])
         over = ends & (log.lengths <= self.horizon)
@@ -124,8 +131,12 @@ class Weighted:
         self.square_ended += np.bincount(log.lengths[over], final[over] ** 2, minlength=self.horizon + 1)
         np.maximum.at(self.heaviest_ended, log.lengths[over], final[over])
         _widen(self.return_range, returns)
-        if self.critics is not None:
-            self._robust(log, number, add, discounted, row_group, times, inside)
+        if critic is not None:
+            delta, base = critic
+            _widen(self.error_range, delta)
+            add("base", base)
+            add("robust", base + log.sums(discounted * delta))
+            self._bin(self.error, key_steps, (discounted * delta)[inside])
 
         least, largest = self.reward_range
         beyond = np.where(ends, self.discount * discounted[last] / (1 - self.discount), 0.0)
@@ -139,30 +150,6 @@ class Weighted:
         self.tail_target += float((tail * final).sum())
         self._remember(log, rho)
         self.seen += e
-
-    def _robust(
-        self,
-        log: Log,
-        number: np.ndarray,
-        add: Callable[[str, np.ndarray], None],
-        discounted: np.ndarray,
-        row_group: np.ndarray,
-        times: np.ndarray,
-        inside: np.ndarray | slice,
-    ) -> None:
-        assert self.critics is not None
-        q = np.stack([critic[0] for critic in self.critics])
-        v = np.stack([critic[1] for critic in self.critics])
-        fold = number % len(self.critics)
-        row_fold = np.repeat(fold, log.lengths)
-        following = np.where(log.terminal, 0.0, v[row_fold, np.where(log.terminal, 0, log.next_states)])
-        delta = log.rewards + self.discount * following - q[row_fold, log.states, log.actions]
-        _widen(self.error_range, delta)
-        base = v[fold, log.states[log.offsets[:-1]]]
-        add("base", base)
-        add("robust", base + log.sums(discounted * delta))
-        key = row_group[inside] * self.horizon + times[inside]
-        self._bin(self.error, key, (discounted * delta)[inside])
 
     def _bin(self, table: np.ndarray, key: np.ndarray, values: np.ndarray) -> None:
         table += np.bincount(key, values, minlength=table.size).reshape(table.shape)
@@ -213,7 +200,7 @@ class Weighted:
             found["weighted-is"] = Estimate(value, influence, self.ess(), open=span)
             span = self.reward_range[1] - self.reward_range[0]
             found["weighted-per-decision-is"] = self._over_time(self.reward, np.zeros(self.groups), span)
-        if self.critics is not None:
+        if self.robust:
             found["doubly-robust"] = mean(s["robust"])
             if weight > 0:
                 found["weighted-doubly-robust"] = self._over_time(

@@ -133,7 +133,7 @@ def _sections(
         )
     ]
     if ratios:
-        columns = ("state", "action", "ratio", "visits")
+        columns = tuple(d["largest_ratios"][0])
         tables.append(report.Table("Largest marginalized ratios", columns, ratios))
     made.append(
         report.Section(

@@ -202,4 +202,20 @@ def _current_folder() -> Iterator[None]:
 
 
 def _from_run(folder: Path) -> Policy:
-    raise ValueError(f"{folder} is not a folder written by `marginax train`")
+    """The Gaussian policy of a run of `marginax train`: its actor with the scale of its exploration."""
+    from marginax.deep.policy import load_policy as load_saved
+
+    saved = load_saved(folder)
+    std = saved.scale * (saved.high - saved.low) / 2
+
+    def gaussian(observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        width = saved.layers[0][0].shape[0]
+        if observations.ndim != 2 or observations.shape[1] != width:
+            raise ValueError(
+                f"the policy in {folder} takes observations of {width} numbers, "
+                f"and those of the log have shape {observations.shape[1:]}"
+            )
+        mean = np.asarray(saved(observations.astype(np.float32)), dtype=np.float64)
+        return mean, np.broadcast_to(std, mean.shape)
+
+    return FunctionPolicy(gaussian, str(folder))

@@ -51,18 +51,20 @@ def evaluate_tabular(
     critics = None
     if set(ROBUST) & set(estimators):
         folds = [certainty_equivalence(counts, pi, discount, fold=k) for k in (1, 0)]
-        critics = [(fold.q, fold.v) for fold in folds]
+        critics = (np.stack([fold.q for fold in folds]), np.stack([fold.v for fold in folds]))
     rewards = reward_range or (counts.reward_min, counts.reward_max)
     _check_range(rewards, counts)
     with_zero = (min(rewards[0], 0.0), max(rewards[1], 0.0))
-    weighted = Weighted(counts.episodes, counts.longest, discount, with_zero, critics)
+    weighted = Weighted(counts.episodes, counts.longest, discount, with_zero, critics is not None)
     regression = (
         Regression(counts.num_states, counts.num_actions, discount) if "regression" in estimators else None
     )
     marginal = Marginalized(model, counts.episodes, discount)
     for log in progress("weighting", source.chunks()):
         ratios = _ratios(policy, pi, mu, log)
-        weighted.update(log, ratios)
+        weighted.update(
+            log, ratios, None if critics is None else critic_errors(log, critics, weighted.seen, discount)
+        )
         marginal.update(log)
         if regression is not None:
             regression.update(log, ratios)
@@ -126,6 +128,25 @@ def evaluate_tabular(
         notes=(*notes, *source.notes),
         curves=_curves(weighted, model, visits, calibration(counts, mu) if how != "estimated" else None),
     )
+
+
+def critic_errors(
+    log: Log, critics: tuple[np.ndarray, np.ndarray], first: int, discount: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """[N] r + γV(x') - Q(x,a) and [E] V(x_0), for episodes numbered from `first`.
+
+    Args:
+        log: a chunk.
+        critics: Q [K, S, A] and V [K, S]; episode i uses those numbered i modulo K, fitted on the others.
+        first: number of the first episode of the chunk.
+        discount: γ.
+    """
+    q, v = critics
+    fold = (first + np.arange(log.num_episodes)) % len(q)
+    rows = np.repeat(fold, log.lengths)
+    following = np.where(log.terminal, 0.0, v[rows, np.where(log.terminal, 0, log.next_states)])
+    delta = log.rewards + discount * following - q[rows, log.states, log.actions]
+    return delta, v[fold, log.states[log.offsets[:-1]]]
 
 
 def _dual_estimates(

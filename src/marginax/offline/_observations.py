@@ -1,0 +1,134 @@
+"""Logs with observations: what the target policy does along them, and features of pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from marginax.offline._log import Log
+from marginax.offline._policies import FunctionPolicy
+
+SAMPLES = 8  # actions drawn from a continuous target policy to average over
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What π does in n states: M actions with weights that sum to 1 (all actions, or draws).
+
+    Attributes:
+        observations: [n, D], standardised.
+        actions: [M, K] the same actions everywhere (one-hot), or [n, M, K] draws, standardised.
+        weights: [n, M].
+    """
+
+    observations: np.ndarray
+    actions: np.ndarray
+    weights: np.ndarray
+
+    def take(self, rows: np.ndarray) -> Choices:
+        """The choices at some of the states."""
+        actions = self.actions if self.actions.ndim == 2 else self.actions[rows]
+        return Choices(self.observations[rows], actions, self.weights[rows])
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A log as standardised inputs for function approximation.
+
+    Attributes:
+        observations: [N, D].
+        actions: [N, K]: one-hot, or standardised.
+        following: π at the next observations (weights are zero where the step is terminal).
+        starts: π at the first observation of each episode.
+        log_volume: log of the volume by which standardising shrank continuous actions.
+    """
+
+    log: Log
+    observations: np.ndarray
+    actions: np.ndarray
+    following: Choices
+    starts: Choices
+    log_volume: float = 0.0
+
+    @property
+    def discrete(self) -> bool:
+        """Whether actions are one-hot."""
+        return self.starts.actions.ndim == 2
+
+
+def prepare(log: Log, policy: FunctionPolicy, seed: int) -> Pairs:
+    """Standardises a log and asks the policy at every state that matters.
+
+    Raises:
+        ValueError: if the policy's answer does not fit the log's actions.
+    """
+    rng = np.random.default_rng(seed)
+    observations = _matrix(log.states)
+    centre, scale = observations.mean(axis=0), observations.std(axis=0)
+    scale = np.where(scale > 1e-8, scale, 1.0)
+    first = log.offsets[:-1]
+    if log.discrete_actions:
+        probabilities = policy(log.states[:1])
+        if isinstance(probabilities, tuple):
+            raise ValueError(f"the policy {policy.name} is Gaussian, and the log's actions are indices")
+        num_actions = probabilities.shape[1]
+        if int(log.actions.max()) >= num_actions:
+            row = int(np.argmax(log.actions >= num_actions))
+            raise ValueError(
+                f"{log.where(row)}: action {log.actions[row]}, and the policy has {num_actions} actions"
+            )
+        taken = np.eye(num_actions, dtype=np.float32)[log.actions]
+        action_centre, action_scale = np.zeros(num_actions), np.ones(num_actions)
+    else:
+        action_centre, action_scale = log.actions.mean(axis=0), log.actions.std(axis=0)
+        action_scale = np.where(action_scale > 1e-8, action_scale, 1.0)
+        taken = ((log.actions - action_centre) / action_scale).astype(np.float32)
+
+    def ask(states: np.ndarray) -> Choices:
+        standard = ((_matrix(states) - centre) / scale).astype(np.float32)
+        answer = policy(states)
+        if not isinstance(answer, tuple):
+            if not log.discrete_actions:
+                raise ValueError(
+                    f"the policy {policy.name} returned probabilities; the log's actions are vectors"
+                )
+            return Choices(standard, np.eye(answer.shape[1], dtype=np.float32), answer.astype(np.float32))
+        mean, std = answer
+        if mean.shape[1] != taken.shape[1]:
+            raise ValueError(
+                f"the policy {policy.name} returned actions of {mean.shape[1]} numbers, the log has {taken.shape[1]}"
+            )
+        noise = rng.standard_normal((len(mean), SAMPLES // 2, mean.shape[1]))
+        noise = np.concatenate([noise, -noise], axis=1)
+        draws = (mean[:, None] + std[:, None] * noise - action_centre) / action_scale
+        weights = np.full((len(mean), SAMPLES), 1 / SAMPLES, np.float32)
+        return Choices(standard, draws.astype(np.float32), weights)
+
+    following = ask(np.where(log.terminal[:, None], _matrix(log.states), _matrix(log.next_states)))
+    following = Choices(following.observations, following.actions, following.weights * ~log.terminal[:, None])
+    standard = ((observations - centre) / scale).astype(np.float32)
+    volume = 0.0 if log.discrete_actions else float(np.log(action_scale).sum())
+    return Pairs(log, standard, taken, following, ask(log.states[first]), volume)
+
+
+def target_probability(policy: FunctionPolicy, log: Log) -> np.ndarray:
+    """[N] probability or density of the logged actions under the target policy.
+
+    Raises:
+        ValueError: for a deterministic policy over continuous actions, which has no density.
+    """
+    answer = policy(log.states)
+    if not isinstance(answer, tuple):
+        return np.take_along_axis(answer, log.actions[:, None], axis=1)[:, 0]
+    mean, std = answer
+    if (std <= 0).any():
+        raise ValueError(
+            f"the policy {policy.name} is deterministic: it has no density for importance sampling; give it a std"
+        )
+    z = (log.actions - mean) / std
+    return np.exp(-0.5 * (z**2).sum(axis=1) - np.log(std).sum(axis=1) - 0.5 * z.shape[1] * np.log(2 * np.pi))
+
+
+def _matrix(states: np.ndarray) -> np.ndarray:
+    return states.reshape(len(states), -1).astype(np.float64)
