@@ -248,6 +248,18 @@ def moments_of(pairs: Pairs, discount: float, seed: int) -> Moments:
     return Moments(*(jnp.asarray(part, jnp.float32) for part in parts))
 
 
+def _balanced(moments: Moments, per_row: Array, per_episode: Array, share: float) -> Array:
+    """[members, F] the weights ψ·α that balance each member's log: E_log[(ψ·α) (ψ - γψ')] = c E_start ψ."""
+    steps = per_row.shape[1]
+    found = []
+    for of_rows, of_episodes in zip(np.asarray(per_row), np.asarray(per_episode), strict=True):
+        system = np.asarray(moments.change).T @ (of_rows[:, None] * np.asarray(moments.here)) / steps
+        begin = share * of_episodes @ np.asarray(moments.start) / len(of_episodes)
+        system = system.astype(np.float64) + 1e-5 * np.eye(len(begin))
+        found.append(np.linalg.solve(system, begin))
+    return jnp.asarray(np.stack(found), jnp.float32)
+
+
 def ratios(
     rows: Rows,
     moments: Moments | None,
@@ -261,8 +273,10 @@ def ratios(
 
     With L(w, q) = c E_start[q(x_0,π)] + E_log[w (γ q(x',π) - q(x,a))] and c = episodes over transitions:
 
-    - `saddle-point`: min_w max_q L - ½ E_log[q²], w a positive network and q linear in whitened features ψ, so
-      that the maximum is known: ½ ‖c E_start ψ - E_log[w (ψ - γψ')]‖²;
+    - `saddle-point`: min_w max_q L, w a positive network and q the value of any reward θ·ψ, ‖θ‖ ≤ 1, over whitened
+      features ψ. With ψ·α the linear weights that balance the log against ψ, the maximum is ‖E_log[(ψ·α - w) ψ]‖: a
+      critic that ranges over values of rewards sees all directions alike, one that ranges over ψ itself hardly sees
+      the level of w when γ is near 1;
     - `fenchel`: min_ν max_w E_log[(ν - γν') w - ½ w²] - c E_start[ν], ν a network and w linear in ψ, so that the
       maximum is known: w = ψ·e with e = E_log[ψ (ν - γν')];
     - `regression`: min_w E_log[(w(x,a) - γ^t ρ_t)²], w a positive network.
@@ -295,10 +309,9 @@ def ratios(
         def balance(key: Array) -> Array:
             index = jax.random.randint(key, (4 * batch,), 0, steps)
             per_row = per_episode[:, rows.episode[index]]
-            if method == "saddle-point":
-                w = per_row * positive(network, rows, index)
-                begin = share * per_episode @ moments.start / episodes
-                return (begin - w @ moments.change[index] / len(index)) / level
+            if linear is not None and method == "saddle-point":
+                gap = linear @ moments.here[index].T - positive(network, rows, index)
+                return (per_row * gap) @ moments.here[index] / (len(index) * level)
             error = _at(network, rows, index) - discount * _next(network, rows, index)
             return (per_row * error) @ moments.here[index] / len(index)
 
@@ -309,6 +322,7 @@ def ratios(
         start = (per_episode[:, begin] * _start(network, rows, begin)).mean(axis=1)
         return product - share / level * start.sum()
 
+    linear = _balanced(moments, per_episode[:, rows.episode], per_episode, share) if moments else None
     fitted = descend(loss, network, second, training, (rows, moments))
     blocks = np.array_split(np.arange(steps), max(1, steps // 50_000))
     if method == "fenchel":

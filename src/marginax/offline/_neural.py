@@ -18,8 +18,8 @@ from marginax.offline._networks import Training
 from marginax.offline._observations import Pairs, prepare, target_probability
 from marginax.offline._policies import FunctionPolicy, Policy, RowPolicy
 from marginax.offline._sources import Source
-from marginax.offline._tabular import IMPORTANCE, ROBUST, Progress
-from marginax.offline._verdict import agreement, judge
+from marginax.offline._tabular import ROBUST, Progress
+from marginax.offline._verdict import agreement, compare, judge
 
 PREFERRED = ("certainty-equivalence", "fqe-one-step", "fqe-retrace", "fenchel", "saddle-point")
 
@@ -79,16 +79,18 @@ def evaluate_neural(
     logged = weighted.behaviour()
     diagnostics = _diagnose(log, weighted, linear, fitted, how, ratios)
     diagnostics["disagreeing"] = agreement(answers)
-    best = next((n for n in (*PREFERRED, *ROBUST, *IMPORTANCE[::-1]) if n in estimates), None)
+    verdict = judge(answers, diagnostics, PREFERRED)
     advantage = None
-    if best is not None and weighted.tail_behaviour / log.num_episodes <= 0.01:
-        difference = estimates[best].influence - logged.influence
-        advantage = bootstrap(estimates[best].value - logged.value, difference, level=level, seed=seed)
+    comparable = diagnostics["tail_behaviour"] <= 0.01  # else the log's own average stops at truncation
+    if verdict.estimator in estimates and comparable:
+        chosen = estimates[verdict.estimator]
+        difference = chosen.influence - logged.influence
+        advantage = bootstrap(chosen.value - logged.value, difference, level=level, seed=seed)
     return Evaluation(
         answers=answers,
         behaviour=answer("behaviour", logged, level=level, seed=seed),
         advantage=advantage,
-        verdict=judge(answers, diagnostics, advantage, PREFERRED),
+        verdict=compare(verdict, advantage),
         diagnostics=diagnostics,
         settings={
             "data": source.name,

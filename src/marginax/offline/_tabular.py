@@ -20,7 +20,7 @@ from marginax.offline._model import Model, certainty_equivalence
 from marginax.offline._policies import FunctionPolicy, Policy, RowPolicy, TablePolicy
 from marginax.offline._regression import Regression
 from marginax.offline._sources import Source
-from marginax.offline._verdict import agreement, judge
+from marginax.offline._verdict import agreement, compare, judge
 from marginax.weights import exact
 
 Progress = Callable[[str, Iterable[Any]], Iterator[Any]]
@@ -98,23 +98,20 @@ def evaluate_tabular(
     logged = weighted.behaviour()
     diagnostics = _diagnose(counts, model, weighted, mu, how, behaviour)
     diagnostics["disagreeing"] = agreement(answers)
-    best = next((name for name in (*PREFERRED, *ROBUST, *IMPORTANCE[::-1]) if name in answers), None)
+    verdict = judge(answers, diagnostics, PREFERRED)
     advantage = None
-    if best is not None:
-        difference = estimates[best].value - logged.value
-        advantage = bootstrap(
-            difference, estimates[best].influence - logged.influence, level=level, seed=seed
-        )
-        if best in PREFERRED:
+    comparable = diagnostics["tail_behaviour"] <= 0.01  # else the log's own average stops at truncation
+    if verdict.estimator in estimates and comparable:
+        chosen = estimates[verdict.estimator]
+        difference = chosen.influence - logged.influence
+        advantage = bootstrap(chosen.value - logged.value, difference, level=level, seed=seed)
+        if verdict.estimator in PREFERRED:
             advantage = Interval(advantage.low - below, advantage.high + above, level)
-    if weighted.tail_behaviour / counts.episodes > 0.01:
-        advantage = None  # the log's own average stops at truncation: the two are not comparable
-    verdict = judge(answers, diagnostics, advantage, PREFERRED)
     return Evaluation(
         answers=answers,
         behaviour=answer("behaviour", logged, level=level, seed=seed),
         advantage=advantage,
-        verdict=verdict,
+        verdict=compare(verdict, advantage),
         diagnostics=diagnostics,
         settings={
             "data": source.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from marginax.offline._answers import Answer, Verdict
@@ -15,7 +16,6 @@ FAINT = 0.01  # the same, below which it is not worth a word
 def judge(
     answers: dict[str, Answer],
     diagnostics: dict[str, Any],
-    advantage: Interval | None,
     preferred: tuple[str, ...],
 ) -> Verdict:
     """Which estimate to trust, from answers and diagnostics.
@@ -24,7 +24,6 @@ def judge(
         answers: by estimator.
         diagnostics: `unsupported`, `ess`, `mean_weight`, `mean_weight_error`, `tail_target`,
             `behaviour_suspicious`, `span` (range of values that the log makes plausible).
-        advantage: interval of π minus μ for the first preferred estimator that was computed.
         preferred: bootstrapping estimators to recommend, best first.
     """
     text: list[str] = []
@@ -57,6 +56,8 @@ def judge(
     stops = float(diagnostics["tail_target"]) > FAINT
     checkable = robust if robust is not None and (robust.truncation == "bootstraps" or not stops) else None
     chosen = model if model is not None else (checkable if weights_fine else None)
+    if model is not None and checkable is not None and weights_fine:
+        chosen = min(model, checkable, key=lambda a: a.interval.width)
     if chosen is None:
         text.append(
             f"The weights leave {diagnostics['ess']:.0f} effective episodes, too few for importance sampling alone."
@@ -78,9 +79,10 @@ def judge(
                 "right), or the behaviour probabilities are wrong (then only the former is)."
             )
             return Verdict("cannot tell", None, tuple(text))
+        other = checkable if chosen is model else model
         text.append(
-            f"Take {model.name}: it uses every transition of the log, and {checkable.name}, which rests on other "
-            f"assumptions, agrees ({checkable.value:.4g})."
+            f"Take {chosen.name}: it has the narrower interval, and {other.name}, which rests on other assumptions, "
+            f"agrees ({other.value:.4g})."
         )
     elif model is not None:
         status = "caution"
@@ -98,29 +100,32 @@ def judge(
     if lost > FAINT:
         status = "caution"
         text.append(
-            f"The policy leaves the log's support with (discounted) probability {lost:.1%}; the interval allows for "
-            "any value seen in the log there."
+            f"The policy leaves what the log has seen with (discounted) probability {lost:.1%}; "
+            + (
+                "the interval allows for any value seen elsewhere."
+                if chosen is model
+                else "there this estimate rests on the behaviour probabilities being right."
+            )
         )
     if stops:
         text.append(
             f"Truncated episodes hide a share {diagnostics['tail_target']:.1%} of the discounted future; estimators "
             "marked 'stops' leave it out."
         )
-    better = "cannot tell"
-    if advantage is not None:
-        if advantage.low > 0:
-            better = "better"
-        elif advantage.high < 0:
-            better = "worse"
-        words = {
-            "better": "better than the policy that made the log",
-            "worse": "worse than the policy that made the log",
-            "cannot tell": "not told apart from the policy that made the log",
-        }
-        text.append(
-            f"The policy is {words[better]} (difference {advantage.low:.4g} to {advantage.high:.4g})."
-        )
-    return Verdict(status, chosen.name, tuple(text), better)
+    return Verdict(status, chosen.name, tuple(text))
+
+
+def compare(verdict: Verdict, advantage: Interval | None) -> Verdict:
+    """The verdict with a sentence on π against μ, from the interval of the difference of their values."""
+    if advantage is None:
+        return verdict
+    better, words = "cannot tell", "not told apart from"
+    if advantage.low > 0:
+        better, words = "better", "better than"
+    elif advantage.high < 0:
+        better, words = "worse", "worse than"
+    sentence = f"The policy is {words} the one that made the log (difference {advantage.low:.4g} to {advantage.high:.4g})."
+    return replace(verdict, text=(*verdict.text, sentence), better=better)
 
 
 def _apart(a: Answer, b: Answer) -> bool:
