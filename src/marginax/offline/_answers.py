@@ -11,7 +11,6 @@ import numpy as np
 from marginax.offline._importance import Estimate
 from marginax.offline._intervals import Interval, bootstrap
 
-# name: (kind, what it does at a truncated step)
 ESTIMATORS = {
     "trajectory-is": ("importance sampling", "stops"),
     "per-decision-is": ("importance sampling", "stops"),
@@ -27,6 +26,7 @@ ESTIMATORS = {
     "fqe-retrace": ("fitted Q", "bootstraps"),
     "fqe-marginalized": ("fitted Q", "bootstraps"),
 }
+"""The estimators by name: their kind, and what each does at a truncated step."""
 
 
 @dataclass(frozen=True)

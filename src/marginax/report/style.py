@@ -25,7 +25,6 @@ class OperatorStyle:
     marker: str
 
 
-# Colours of Okabe and Ito (told apart by the colour-blind), ordered so that their greys differ too.
 OPERATORS = {
     "one-step": OperatorStyle("one-step", "#000000", "s"),
     "retrace": OperatorStyle("Retrace", "#D55E00", "o"),
@@ -40,6 +39,7 @@ OPERATORS = {
     ),
     "marginalized-exact": OperatorStyle("marginalized, exact weights", "#56B4E9", "x"),
 }
+"""Styles by operator: colours of Okabe and Ito (told apart by the colour-blind), ordered so that their greys differ too."""
 
 
 def operator_style(name: str) -> OperatorStyle:
