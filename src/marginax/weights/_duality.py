@@ -13,6 +13,9 @@ from marginax.weights._primal_dual import Problem, Solution, solve
 
 __all__ = ["Settings", "estimate"]
 
+BLOCK = 64
+"""Starts that are solved side by side: few enough for the cache, and for quick ones not to wait for slow ones."""
+
 
 class Settings(NamedTuple):
     """The arguments of a duality-based estimator that are not data."""
@@ -51,27 +54,45 @@ def estimate(
         all_states=in_features,
     )
     visitation = (1 - model.mdp.discount) * np.atleast_2d(model.credit(model.behaviour))
-    if in_features:
-        weights, solution = _linear(model, visitation, settings, quadratic, tolerance, iterations)
-    else:
-        weights, solution = _tabular(model, visitation, quadratic, tolerance, iterations)
-    result = model.spread(weights if settings.start is None else weights[0])
-    info = model.info._replace(iterations=solution.iterations, gap=solution.gap)
+    weights, solutions = [], []
+    for block in np.array_split(_places(model), max(1, len(visitation) // BLOCK)):
+        rows = visitation[block] if model.start is None else visitation
+        if in_features:
+            found, solution = _linear(model, block, rows, settings, quadratic, tolerance, iterations)
+        else:
+            found, solution = _tabular(model, block, rows, quadratic, tolerance, iterations)
+        weights.append(found)
+        solutions.append(solution)
+    table = np.concatenate(weights)
+    result = model.spread(table if model.start is None else table[0])
+    info = model.info._replace(
+        iterations=max(s.iterations for s in solutions), gap=max(s.gap for s in solutions)
+    )
     return (result, info) if settings.return_info else result
 
 
-def _starts(model: EmpiricalModel, size: int) -> FloatArray:
-    """``(1-γ) δ`` of every start, a column each."""
-    columns = np.eye(size)
-    if model.start is not None:
-        start = model.start
-        place = start[0] * model.behaviour.shape[1] + start[1] if isinstance(start, tuple) else start
-        columns = columns[:, [place]]
-    return (1 - model.mdp.discount) * columns
+def _places(model: EmpiricalModel) -> np.ndarray:
+    """The starts, by their places among pairs or states."""
+    start, num_actions = model.start, model.behaviour.shape[1]
+    if start is None:
+        return np.arange(len(model.states) * (1 if model.on_states else num_actions))
+    return np.array([start[0] * num_actions + start[1] if isinstance(start, tuple) else start])
+
+
+def _starts(model: EmpiricalModel, block: np.ndarray, size: int) -> FloatArray:
+    """``(1-γ) δ`` of every start of a block, a column each."""
+    columns = np.zeros((size, len(block)))
+    columns[block, np.arange(len(block))] = 1 - model.mdp.discount
+    return columns
 
 
 def _tabular(
-    model: EmpiricalModel, visitation: FloatArray, quadratic: bool, tolerance: float, iterations: int
+    model: EmpiricalModel,
+    block: np.ndarray,
+    visitation: FloatArray,
+    quadratic: bool,
+    tolerance: float,
+    iterations: int,
 ) -> tuple[FloatArray, Solution]:
     """Unknown is ``x = d^μ ∘ w``, which makes M the same for all starts: steps of size 1/d^μ in w."""
     gamma, kernel = model.mdp.discount, model.kernel(model.traced)
@@ -83,7 +104,7 @@ def _tabular(
         adjoint=lambda x: x - gamma * (transposed @ x),
         row_sums=(1 + gamma * (kernel @ ones))[:, None],
         column_sums=(1 + gamma * (transposed @ ones))[:, None],
-        b=_starts(model, kernel.shape[0]),
+        b=_starts(model, block, kernel.shape[0]),
         h=1 / np.maximum(d, 1e-12) if quadratic else 0.0,
         low=-np.inf if quadratic else 0.0,
         high=np.inf if quadratic else max(1.0, model.most_traced()),
@@ -95,6 +116,7 @@ def _tabular(
 
 def _linear(
     model: EmpiricalModel,
+    block: np.ndarray,
     visitation: FloatArray,
     settings: Settings,
     quadratic: bool,
@@ -122,7 +144,7 @@ def _linear(
         adjoint=lambda x: np.einsum("mij,im->jm", whitened, x, optimize=True),
         row_sums=np.abs(whitened).sum(axis=2).T,
         column_sums=np.abs(whitened).sum(axis=1).T,
-        b=psi.T @ _starts(model, phi.shape[0]),
+        b=psi.T @ _starts(model, block, phi.shape[0]),
         h=1.0 if quadratic else 0.0,
         low=-np.inf if quadratic else -radius,
         high=np.inf if quadratic else radius,

@@ -1,0 +1,135 @@
+"""Error and time of every tabular estimator of TD weights, against the exact weights.
+
+    python benchmarks/estimators.py [--seeds 3] [--trajectories 1 10 100 500 1000]
+
+The error is the mean of |ŵ - w| over starts and visits as the data have them, relative to the mean of w itself:
+
+    Σ_{x,a} ρ(x,a) Σ_{x',a'} d_{x,a}(x',a') |ŵ - w| / Σ_{x,a} ρ(x,a) Σ_{x',a'} d_{x,a}(x',a') w
+
+with d the discounted visitation of μ from (x,a), and ρ that from the problem's start distribution. All zeros have error 1. Times are
+those of one call after compilation. Prints one markdown table a problem. The two saddle points, which must agree with certainty
+equivalence, run on the first seed only.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+
+import marginax as mx
+from marginax import weights
+from marginax.trajectories import Trajectory
+
+
+class Case(NamedTuple):
+    """A problem with its traces, and how it is sampled."""
+
+    problem: mx.problems.Problem
+    c: np.ndarray
+    horizon: int
+    features: np.ndarray
+
+
+def one_hot(index: np.ndarray) -> np.ndarray:
+    return np.eye(index.max() + 1)[index]
+
+
+def additive(*indices: np.ndarray) -> np.ndarray:
+    """Features [S, A, k]: one-hot codes of several coordinates of a pair, side by side; the first level of all but one left out."""
+    first, *others = (one_hot(i) for i in indices)
+    return np.concatenate([first, *(code[..., 1:] for code in others)], axis=-1)
+
+
+def make(problem: mx.problems.Problem, clip: float, horizon: int, grid: bool = False) -> Case:
+    num_states, num_actions = problem.mu.shape
+    state, action = np.meshgrid(np.arange(num_states), np.arange(num_actions), indexing="ij")
+    side = round(num_states**0.5)
+    features = additive(state // side, state % side, action) if grid else additive(state, action)
+    return Case(problem, mx.traces.retrace(problem.pi, problem.mu, clip=clip), horizon, features)
+
+
+CASES = {
+    "Chain, n = 10, c̄ = 1": lambda: make(mx.problems.chain(n=10), 1.0, 100),
+    "Open World 10 × 10, c̄ = 2": lambda: make(mx.problems.open_world(n=10), 2.0, 1000, grid=True),
+    "Garnet, 30 states, 4 actions, c̄ = 2": lambda: make(mx.problems.garnet(30, 4, 3, seed=0), 2.0, 200),
+}
+
+SLOW = ("Saddle point", "Fenchel")
+
+Estimator = Callable[[Trajectory], Any]
+
+
+def unlogged(data: Trajectory) -> Trajectory:
+    return eqx.tree_at(lambda t: t.behaviour, data, None)
+
+
+def estimators(case: Case) -> dict[str, Estimator]:
+    c = case.c
+    return {
+        "Algorithm 2 as printed": partial(weights.monte_carlo, c=c, literal=True),
+        "Monte Carlo, exponential": partial(weights.monte_carlo, c=c, average="exponential"),
+        "Monte Carlo (= regression, tabular)": partial(weights.monte_carlo, c=c),
+        "Regression, additive features": partial(weights.regression, c=c, features=case.features),
+        "Certainty equivalence, μ from counts": lambda data: weights.certainty_equivalence(unlogged(data), c),
+        "Certainty equivalence": partial(weights.certainty_equivalence, c=c),
+        "Saddle point": partial(weights.saddle_point, c=c),
+        "Fenchel": partial(weights.fenchel, c=c),
+    }
+
+
+def measure(
+    case: Case, counts: list[int], seeds: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    mdp, _, mu = case.problem
+    exact, d = weights.exact(mdp, mu, case.c), mdp.visitation(mu)
+    share = np.einsum("x,xa,xayb->yb", mdp.initial, mu, d)[:, :, None, None] * d
+    scale = (share * exact).sum()
+    batches = [
+        mx.trajectories.sample(mdp, mu, jax.random.key(seed), episodes=max(counts), horizon=case.horizon)
+        for seed in range(seeds)
+    ]
+    errors, times = {}, {}
+    for name, estimate in estimators(case).items():
+        errors[name], times[name] = [], []
+        for count in counts:
+            found = []
+            for seed, batch in enumerate(batches[:1] if name in SLOW else batches):
+                data = jax.tree.map(lambda field, count=count: field[:count], batch)
+                if seed == 0 and name not in SLOW:
+                    jax.block_until_ready(estimate(data))
+                began = time.perf_counter()
+                w = np.asarray(jax.block_until_ready(estimate(data)))
+                elapsed = time.perf_counter() - began
+                found.append((share * np.abs(w - exact)).sum() / scale)
+            errors[name].append(float(np.mean(found)))
+            times[name].append(elapsed)
+    return errors, times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--trajectories", type=int, nargs="+", default=[1, 10, 100, 500, 1000])
+    settings = parser.parse_args()
+    for title, build in CASES.items():
+        errors, times = measure(build(), settings.trajectories, settings.seeds)
+        print(
+            f"\n**{title}** (error, mean of {settings.seeds} seeds; last column: seconds for all of the data)\n"
+        )
+        heads = [f"{n:,}" for n in settings.trajectories]
+        print("| trajectories | " + " | ".join(heads) + " | time |")
+        print("|---|" + "---:|" * (len(heads) + 1))
+        for name, values in errors.items():
+            cells = " | ".join("0" if v < 1e-9 else f"{v:.2g}" for v in values)
+            print(f"| {name} | {cells} | {times[name][-1]:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
