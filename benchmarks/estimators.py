@@ -121,7 +121,7 @@ def main() -> None:
     for title, build in CASES.items():
         errors, times = measure(build(), settings.trajectories, settings.seeds)
         print(
-            f"\n**{title}** (error, mean of {settings.seeds} seeds; last column: seconds for all of the data)\n"
+            f"\n**{title}** (error, mean of {settings.seeds} seeds, the two games on the first; last column: seconds for all of the data)\n"
         )
         heads = [f"{n:,}" for n in settings.trajectories]
         print("| trajectories | " + " | ".join(heads) + " | time |")

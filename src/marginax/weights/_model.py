@@ -197,7 +197,7 @@ def prior_counts(prior: ArrayLike | float, num_states: int, num_actions: int) ->
 def estimate_behaviour(
     trajectories: Trajectory, num_states: int, num_actions: int, *, prior: float = 0.0
 ) -> FloatArray:
-    r"""The behaviour policy as action frequencies, $\hatμ(a|x) = (n(x,a) + k) / \sum_b (n(x,b) + k)$.
+    r"""The behaviour policy as action frequencies, $\hat\mu(a|x) = (n(x,a) + k) / \sum_b (n(x,b) + k)$.
 
     For data whose behaviour probabilities were not logged: traces such as Retrace need them. Uniform in states without data.
 

@@ -25,10 +25,10 @@ def fenchel(
     max_iterations: int = 50_000,
     return_info: bool = False,
 ) -> FloatArray | tuple[FloatArray, EstimateInfo]:
-    r"""TD weights as the ψ of DualDICE's saddle point with target $\tildeπ = cμ$, for every start $(x,a)$
+    r"""TD weights as the ψ of DualDICE's saddle point with target $\tilde{\pi} = cμ$, for every start $(x,a)$
 
     $$
-    \min_v \max_ψ\ \mathbb{E}_{(x',a') \sim \hat d^μ_{x,a}}\left[\left(v(x',a') - γ\, \hat{\mathbb{E}}[v(x'',\tildeπ)]\right) ψ(x',a')
+    \min_v \max_ψ\ \mathbb{E}_{(x',a') \sim \hat d^μ_{x,a}}\left[\left(v(x',a') - γ\, \hat{\mathbb{E}}[v(x'',\tilde{\pi})]\right) ψ(x',a')
         - \tfrac12 ψ(x',a')^2\right] - (1-γ)\, v(x,a) .
     $$
 

@@ -28,8 +28,8 @@ def saddle_point(
     r"""TD weights by $\min_w \max_{|q| \le 1} L(q, w)$ with the empirical loss (Section 5), for every start $(x,a)$
 
     $$
-    L(q, w) = (1-γ)\, q(x,a) + \mathbb{E}_{(x',a') \sim \hat d^μ_{x,a}}\left[w(x',a') \left(γ\, \hat{\mathbb{E}}[q(x'',\tildeπ)]
-        - q(x',a')\right)\right], \qquad \tildeπ = cμ .
+    L(q, w) = (1-γ)\, q(x,a) + \mathbb{E}_{(x',a') \sim \hat d^μ_{x,a}}\left[w(x',a') \left(γ\, \hat{\mathbb{E}}[q(x'',\tilde{\pi})]
+        - q(x',a')\right)\right], \qquad \tilde{\pi} = cμ .
     $$
 
     Visitations and expectations are those of the empirical MDP, that of `certainty_equivalence`: as tables, the two agree. The critic
