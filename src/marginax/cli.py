@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import marginax
 
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, words: list[str]) -> int:
+    if command == "reproduce" and words[:1] == ["control"]:  # long training runs, with settings of their own
+        return _load("marginax.experiments.control:main")(words[1:])
     import tyro
 
     function = _load(COMMANDS[command][0])
@@ -63,7 +66,7 @@ def _run(command: str, words: list[str]) -> int:
     return status if isinstance(status, int) else 0
 
 
-def _load(address: str) -> Callable[..., object]:
+def _load(address: str) -> Callable[..., Any]:
     module, name = address.split(":")
     return getattr(importlib.import_module(module), name)
 

@@ -35,6 +35,11 @@ class LearnerState(NamedTuple):
         agents: Agents, every leaf with a leading axis `[seeds]`.
         rows: Replay rows `[seeds, capacity, width]`.
         added: Transitions added to each buffer so far; all agents advance together.
+
+    >>> config = TD3Config(hidden=(8,))
+    >>> plan = Plan((config,), seeds=2, observation_size=3, action_size=1, capacity=100)
+    >>> plan.initial(jax.random.split(jax.random.key(0), 2)).rows[0].shape
+    (2, 100, 11)
     """
 
     agents: tuple[TD3State, ...]
@@ -241,5 +246,10 @@ class Learner:
 
 
 def policies(agents: tuple[TD3State, ...]) -> Float[Array, "agents n"]:
-    """Parameters of all agents' policies, group by group."""
+    """Parameters of all agents' policies, group by group.
+
+    >>> make = lambda key: td3.init(TD3Config(hidden=(4,)), observation_size=3, action_size=1, key=key)
+    >>> policies((jax.vmap(make)(jax.random.split(jax.random.key(0), 5)),)).shape
+    (5, 21)
+    """
     return jnp.concatenate([jax.vmap(actor_vector)(group.actor) for group in agents])

@@ -93,6 +93,9 @@ class Timing:
 
     `simulating` is how long the learner's host waited for blocks of transitions, `waiting` how long it waited for
     the learner: a learner that is never idle has `learning` close to `wall`.
+
+    >>> Timing(wall=10.0, learning=9.0).busy
+    0.9
     """
 
     wall: float = 0.0

@@ -76,6 +76,9 @@ def load(folder: Path) -> dict[str, Any] | None:
 
     Raises:
         ValueError: When the newest checkpoint is damaged.
+
+    >>> load(Path("nowhere")) is None
+    True
     """
     found = sorted(folder.glob(f"{_PREFIX}*")) if folder.is_dir() else []
     if not found:
@@ -97,7 +100,7 @@ def load(folder: Path) -> dict[str, Any] | None:
     return {"number": number, "arrays": arrays, "large": large, "states": states, "meta": head["meta"]}
 
 
-def _npz(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _npz(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     # A leading underscore keeps names such as "file" apart from savez's own arguments.
     return {f"_{name}": array for name, array in arrays.items()}
 

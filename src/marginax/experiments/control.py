@@ -13,12 +13,15 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+__all__ = ["OPERATORS", "TASKS", "Settings", "agent_settings", "control", "read_metrics", "seconds", "slug"]
 
 TASKS = ("mujoco/cheetah-run", "mujoco/walker-run", "pybullet/HalfCheetah", "pybullet/Ant")
 OPERATORS = ("one-step", "retrace-paper", "retrace", "marginalized-saddle-point", "marginalized-regression")
@@ -149,6 +152,8 @@ def run_task(
     finally:
         population.close()
     _write(base, COLUMNS, population, config)
+    if population.finished:
+        shutil.rmtree(checkpoints / base.name, ignore_errors=True)
     t = population.timing
     print(
         f"{task}: {t.blocks} blocks in {t.wall:.1f} s (and {t.compiling:.1f} s compiling); learner busy "
@@ -163,7 +168,7 @@ def _share(operators: Sequence[str], seeds: list[int], shard: tuple[int, int]) -
     k, n = shard
     if n <= len(seeds):
         return list(operators), seeds[k::n]
-    across = -(-n // len(seeds))
+    across = len(range(k % len(seeds), n, len(seeds)))  # shares that this seed is dealt out to
     return list(operators)[k // len(seeds) :: across], [seeds[k % len(seeds)]]
 
 
@@ -236,6 +241,10 @@ def control(
         fuse: Whether all operators advance in one program.
         checkpoint_minutes: Minutes between checkpoints on the way.
         report: Whether to write figure, table and claims at the end.
+
+    >>> import tempfile
+    >>> control(Settings(tasks=()), Path(tempfile.mkdtemp()), report=False)
+    True
     """
     deadline = None if time_limit is None else time.monotonic() + seconds(time_limit)
     folder = out / "control"
@@ -264,9 +273,9 @@ def control(
         if deadline is not None and not done:
             break
     if finished and report:
-        from marginax.experiments import control_report
+        from marginax.experiments.control_report import write
 
-        control_report.write(settings, folder)
+        write(settings, folder)
     return finished
 
 
@@ -333,7 +342,8 @@ def _run_shards(
 
 
 def _settings(raw: dict[str, Any]) -> Settings:
-    return Settings(**{name: tuple(v) if isinstance(v, list) else v for name, v in raw.items()})
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in raw.items()}
+    return Settings(**values)
 
 
 def _shard_main(text: str) -> None:
@@ -364,7 +374,11 @@ def seconds(text: str) -> float:
 
 
 def read_metrics(folder: Path, task: str) -> list[dict[str, Any]]:
-    """All rows of a task's metrics, numbers as floats."""
+    """All rows of a task's metrics, numbers as floats.
+
+    >>> read_metrics(Path("nowhere"), "Pendulum-v1")
+    []
+    """
     rows = []
     for path in sorted((folder / slug(task)).glob("metrics-*.csv")):
         with path.open(newline="") as file:

@@ -28,6 +28,9 @@ class AgentSpec:
         seed: Seed of the simulator and of the exploration noise.
         noise: Standard deviation of the exploration noise, for actions scaled to [-1, 1].
         random_steps: First steps, drawn uniformly from the action box.
+
+    >>> AgentSpec("Pendulum-v1", seed=0).noise
+    0.1
     """
 
     simulator: str
@@ -72,7 +75,15 @@ def row_width(observation_size: int, action_size: int) -> int:
 
 
 class Actor:
-    """Plays one agent's training episodes, block after block."""
+    """Plays one agent's training episodes, block after block.
+
+    >>> from marginax.simulators.policy import unpack
+    >>> actor = Actor(AgentSpec("Pendulum-v1", seed=0, random_steps=0))
+    >>> block = Block(np.zeros((5, row_width(3, 1)), np.float32), 3)
+    >>> actor.play(0, unpack(np.zeros(4, np.float32), [3, 1]), block)
+    >>> bool(np.all(block.next_observations[:-1] == block.observations[1:]))
+    True
+    """
 
     def __init__(self, spec: AgentSpec) -> None:
         self.spec = spec
@@ -127,6 +138,12 @@ def evaluate(
 
     Yields None after every `slice_steps` steps, so that the caller may do something more urgent, and the
     returns `[episodes]`, float64, at the end. They depend on the agent's seed, `index` and the policy alone.
+
+    >>> from marginax.simulators.policy import unpack
+    >>> policy = unpack(np.zeros(4, np.float32), [3, 1])
+    >>> outcomes = list(evaluate(AgentSpec("Pendulum-v1", seed=0), policy, index=0, episodes=2))
+    >>> len(outcomes), outcomes[-1].shape
+    (4, (2,))
     """
     seeds = np.random.SeedSequence((spec.seed, _EVALUATION, index)).generate_state(episodes)
     simulators = [make(spec.simulator, int(seed)) for seed in seeds]

@@ -30,6 +30,9 @@ def model_folder(models: str | None = None) -> Path:
     """The folder that holds the suite's XML files: the argument, `MARGINAX_MODELS`, or dm_control's own.
 
     The dm_control package is located but not imported.
+
+    >>> (model_folder() / "cheetah.xml").is_file()
+    True
     """
     given = models or os.environ.get("MARGINAX_MODELS")
     if given:
@@ -176,7 +179,12 @@ class BareSimulator:
 
 
 def integration_state(mujoco: Any, model: Any, data: Any) -> np.ndarray:
-    """Everything of MjData that the next step depends on."""
+    """Everything of MjData that the next step depends on.
+
+    >>> simulator = BareSimulator("cheetah-run", seed=0)
+    >>> integration_state(simulator._mujoco, simulator._model, simulator._data).ndim
+    1
+    """
     kind = mujoco.mjtState.mjSTATE_INTEGRATION
     out = np.empty(mujoco.mj_stateSize(model, kind))
     mujoco.mj_getState(model, data, out, kind)
@@ -184,6 +192,11 @@ def integration_state(mujoco: Any, model: Any, data: Any) -> np.ndarray:
 
 
 def set_integration_state(mujoco: Any, model: Any, data: Any, physics: np.ndarray) -> None:
-    """Put back an integration state and what mj_step1 derives from it."""
+    """Put back an integration state and what mj_step1 derives from it.
+
+    >>> simulator = BareSimulator("cheetah-run", seed=0)
+    >>> parts = (simulator._mujoco, simulator._model, simulator._data)
+    >>> set_integration_state(*parts, integration_state(*parts))
+    """
     mujoco.mj_setState(model, data, np.asarray(physics, np.float64), mujoco.mjtState.mjSTATE_INTEGRATION)
     mujoco.mj_step1(model, data)

@@ -35,7 +35,11 @@ class WorkerDied(RuntimeError):
 
 
 class Evaluation(NamedTuple):
-    """Returns `[episodes]` of one agent's deterministic policy; `number` is the caller's."""
+    """Returns `[episodes]` of one agent's deterministic policy; `number` is the caller's.
+
+    >>> Evaluation(agent=0, number=10_000, returns=np.array([1.0, 3.0])).returns.mean()
+    np.float64(2.0)
+    """
 
     agent: int
     number: int
