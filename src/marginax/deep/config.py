@@ -40,6 +40,8 @@ class TD3Config:
     """Standard deviation of π around the actor's output; None: that of the exploration."""
     start_conditioned: bool = True
     """Whether the TD weights see the start pair (x_0, a_0) as well as (x_t, a_t)."""
+    exact_first_weight: bool = True
+    """Whether start-conditioned weights are 1 at the start itself, as they are where no state is met twice."""
     normalisation: Normalisation | None = None
     """What is done to the weights of a batch: `none`; `mean`: divided by their mean; `power`: raised to
     `normalisation_power`, then divided by their mean. None: the paper's `power` for `saddle-point` and
@@ -50,6 +52,9 @@ class TD3Config:
     """Adam's step size for the TD weights w."""
     weight_critic_learning_rate: float = 1e-3
     """Adam's step size for the weights' adversary."""
+    weight_critic_penalty: float = 1.0
+    """Factor of half the square of `saddle-point`'s critic before its tanh: it keeps the tanh from saturating and
+    leaves the solution as it is. 0 is the paper's."""
     discount: float = 0.99
     """γ."""
     polyak: float = 0.995
@@ -87,7 +92,7 @@ class TD3Config:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
         for name in ("sequence_length", "batch_size", "policy_delay", "update_every", "replay_size"):
             _require(getattr(self, name) >= 1, name, "be at least 1", getattr(self, name))
-        for name in ("random_steps", "update_after", "target_noise", "noise_clip"):
+        for name in ("random_steps", "update_after", "target_noise", "noise_clip", "weight_critic_penalty"):
             _require(_finite(getattr(self, name)) >= 0, name, "be at least 0", getattr(self, name))
         for name in (
             "learning_rate",

@@ -1,5 +1,6 @@
 """The networks behind the TD weights of the `marginalized` operator, and one step of their training."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -71,14 +72,20 @@ def inputs(config: TD3Config, features: Float[Array, "T batch n"]) -> Float[Arra
 
 
 def predict(config: TD3Config, network: MLP, pairs: Float[Array, "T batch m"]) -> Float[Array, "T batch"]:
-    """The weights of a batch of sequences; a start-conditioned one is 1 at the start itself, which no state meets twice.
+    """The weights of a batch of sequences: 1 at the start itself if `exact_first_weight`, and never negative.
 
     >>> predict(TD3Config(), MLP(6, 1, (8,), key=jax.random.key(0)), jnp.ones((3, 1, 6)))[0]
     Array([1.], dtype=float32)
     """
-    if not config.start_conditioned:
-        return jax.nn.softplus(evaluate(network, pairs))
-    return jnp.concatenate([jnp.ones(pairs.shape[:2])[:1], jax.nn.softplus(evaluate(network, pairs[1:]))])
+    return jnp.maximum(_outputs(config, network, pairs), 0)
+
+
+def _outputs(config: TD3Config, network: MLP, pairs: Float[Array, "T batch m"]) -> Float[Array, "T batch"]:
+    """The weights as the losses take them: those of `fenchel` are a network's plain output."""
+    known = config.start_conditioned and config.exact_first_weight
+    raw = evaluate(network, pairs[1:] if known else pairs)
+    w = raw if config.weights == "fenchel" else jax.nn.softplus(raw)
+    return jnp.concatenate([jnp.ones(pairs.shape[:2])[:1], w]) if known else w
 
 
 def loss(
@@ -98,14 +105,16 @@ def loss(
     (5, 2)
     """
     network, critic = networks
-    w = predict(config, network, pairs)
+    w = _outputs(config, network, pairs)
     sequence = (traces, discounts, truncated)
     if critic is None:
         return jnp.mean(jax.vmap(losses.regression, 1)(w, *sequence)), w
-    score = evaluate(critic, pairs)
-    if config.weights == "saddle-point":
-        return jnp.mean(jax.vmap(losses.saddle_point, 1)(w, jnp.tanh(score), *sequence)), w
-    return jnp.mean(jax.vmap(losses.fenchel, 1)(w, score, *sequence)), w
+    scores = evaluate(critic, pairs)
+    if config.weights == "fenchel":
+        return jnp.mean(jax.vmap(losses.fenchel, 1)(w, scores, *sequence)), w
+    balance = jnp.mean(jax.vmap(losses.saddle_point, 1)(w, jnp.tanh(scores), *sequence))
+    size = jnp.mean(jax.vmap(losses.penalty, 1)(scores, discounts, truncated))
+    return balance - config.weight_critic_penalty * size, w
 
 
 def update(
@@ -119,7 +128,7 @@ def update(
     """One step of Adam on the loss: down for one side of a saddle point, up for the other.
 
     Returns:
-        The new estimator, the loss, and the weights before the step.
+        The new estimator, the loss, and the weights (never negative) before the step.
 
     >>> config = TD3Config(weights="saddle-point", hidden=(8,))
     >>> estimator = init(config, features=3, key=jax.random.key(0))
@@ -144,7 +153,50 @@ def update(
         critic, critic_optimiser = adam(
             config.weight_critic_learning_rate, ascent, estimator.critic_optimiser, critic
         )
-    return Estimator(weights, critic, weights_optimiser, critic_optimiser), value, w
+    return Estimator(weights, critic, weights_optimiser, critic_optimiser), value, jnp.maximum(w, 0)
+
+
+def fit(
+    config: TD3Config,
+    draw: Callable[[Array], tuple[Array, Array, Array, Array]],
+    features: int,
+    *,
+    key: Array,
+    updates: int,
+    average: float = 0.998,
+) -> MLP:
+    """Train TD weights by themselves, without the agent.
+
+    Args:
+        config: Says which loss, what the networks see, their size and step sizes.
+        draw: Makes a batch from a key: features `[T, batch, n]`, traces, discounts and truncated `[T, batch]`.
+        features: n.
+        key: A JAX random key.
+        updates: Steps of Adam.
+        average: Share of the old running average of the network kept at each step.
+
+    Returns:
+        The average of the weights' network; `predict` evaluates it.
+
+    >>> def draw(key):
+    ...     return jnp.ones((5, 2, 3)), jnp.full((5, 2), 0.5), jnp.full((5, 2), 0.9), jnp.zeros((5, 2), bool)
+    >>> config = TD3Config(weights="regression", hidden=(8,))
+    >>> fit(config, draw, 3, key=jax.random.key(0), updates=3).weights[0].shape
+    (6, 8)
+    """
+
+    def step(carry: tuple[Estimator, MLP], key: Array) -> tuple[tuple[Estimator, MLP], None]:
+        estimator, mean = carry
+        pairs, *sequence = draw(key)
+        estimator, _, _ = update(config, estimator, inputs(config, pairs), *sequence)
+        mean = jax.tree.map(lambda old, new: average * old + (1 - average) * new, mean, estimator.weights)
+        return (estimator, mean), None
+
+    first, rest = jax.random.split(key)
+    estimator = init(config, features, first)
+    keys = jax.random.split(rest, updates)
+    (_, mean), _ = jax.jit(lambda: jax.lax.scan(step, (estimator, estimator.weights), keys))()
+    return mean
 
 
 def adam(rate: float, gradient: MLP, optimiser: Any, network: MLP) -> tuple[MLP, Any]:

@@ -100,6 +100,30 @@ def saddle_point(
     return critic[0] + jnp.sum(_powers(discounts, cut) * jnp.where(reached, weights, 0) * errors)
 
 
+def penalty(
+    scores: Float[Array, "T"], discounts: Float[Array, "T"], truncated: Bool[Array, "T"] | None = None
+) -> Float[Array, ""]:
+    r"""Half the square of a critic before its tanh, $\tfrac12 \sum_t \gamma^t s_t^2$: subtract it from the saddle point.
+
+    A tanh that saturates has no gradient, and a critic of one sign everywhere is where plain ascent ends up. At
+    the solution every critic scores zero, so that of zero is the best, and the penalty moves nothing.
+
+    Args:
+        scores: $s_t$, with $q(x_t, a_t) = \tanh s_t$.
+        discounts: γ, or 0 where step `t` ended the episode.
+        truncated: Steps after which the sequence does not go on.
+
+    Returns:
+        The penalty, to be minimised over the critic.
+
+    >>> penalty(jnp.array([2.0, 1.0]), jnp.full(2, 0.5))
+    Array(2.25, dtype=float32)
+    """
+    cut = _cuts(discounts, truncated)
+    reached = cumulative(scores, cut)[1]
+    return 0.5 * jnp.sum(_powers(discounts, cut) * jnp.where(reached, scores, 0) ** 2)
+
+
 def fenchel(
     weights: Float[Array, "T"],
     critic: Float[Array, "T"],
@@ -115,7 +139,7 @@ def fenchel(
     without the constant factor $1-\gamma$.
 
     Args:
-        weights: $w(x_t, a_t)$, the paper's ψ.
+        weights: $w(x_t, a_t)$, the paper's ψ; best without bounds, so that a weight of zero can be learned.
         critic: $v(x_t, a_t)$, without bounds.
         traces: $c(x_t, a_t)$.
         discounts: γ, or 0 where step `t` ended the episode.
