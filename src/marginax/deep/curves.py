@@ -75,7 +75,7 @@ def bootstrap(
     means = np.stack([interquartile_mean(values[draw]) for draw in draws])
     tail = 50 * (1 - level)
     low, high = np.percentile(means, [tail, 100 - tail], axis=0)
-    return low, high
+    return np.asarray(low), np.asarray(high)
 
 
 def load_curves(folders: Iterable[Path]) -> list[Curve]:

@@ -1,0 +1,101 @@
+"""Environment steps a second of TD3 on HalfCheetah-v5: one update a step, networks 2×256, batch 100.
+
+    python benchmarks/td3.py [--peers PYTHON] [--seconds 15] [--processes 2]
+
+The peers need torch and live in an environment of their own, whose Python is given:
+
+    uv venv peers && VIRTUAL_ENV=peers uv pip install stable-baselines3 sbx-rl "gymnasium[mujoco]"
+    python benchmarks/td3.py --peers peers/bin/python
+
+Every contestant is measured alone with all cores, and as several processes at once with their share of the cores each (all of
+them start counting at the same moment; the figure is their sum). Compilation and the first steps are left out.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import tyro
+
+OURS = {
+    "marginax one-step": ["one-step"],
+    "marginax retrace": ["retrace"],
+    "marginax marginalized": ["marginalized"],
+}
+PEERS = {"stable-baselines3": "sb3", "SBX": "sbx", "cleanrl JAX (its loop)": "cleanrl"}
+
+
+def measure(operator: str, seconds: float) -> None:
+    """One of our own processes: train, say `ready`, wait for a line, print steps a second."""
+    from marginax.deep.config import TD3Config
+    from marginax.deep.run import Run
+    from marginax.deep.train import Trainer
+
+    agent = TD3Config(operator=operator, random_steps=1000)
+    run = Run(simulator="HalfCheetah-v5", agent=agent)
+    trainer = Trainer(run, seed=os.getpid() % 1000, folder=Path(tempfile.mkdtemp()))
+    while trainer.step < 1500:
+        trainer._advance()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    first, started = trainer.step, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        trainer._advance()
+    print((trainer.step - first) / (time.perf_counter() - started), flush=True)
+
+
+def race(command: list[str], processes: int) -> float:
+    """Steps a second of so many processes together."""
+    share = str(max(1, len(os.sched_getaffinity(0)) // processes))
+    threads = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    variables = {
+        **os.environ,
+        **dict.fromkeys(threads, share),
+        "JAX_PLATFORMS": "cpu",
+        "MUJOCO_GL": "disabled",
+    }
+    runners = [
+        subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(processes)
+    ]
+    for runner in runners:
+        while (line := runner.stdout.readline()).strip() != "ready":
+            if not line:
+                raise RuntimeError(f"{' '.join(command)} ended before it was ready.")
+    for runner in runners:
+        runner.stdin.write("go\n")
+        runner.stdin.flush()
+    return sum(float(runner.communicate()[0].split()[-1]) for runner in runners)
+
+
+def main(
+    peers: Path | None = None, seconds: float = 15.0, processes: int = 2, operator: str | None = None
+) -> None:
+    """Measure all contestants one after the other and print a table.
+
+    Args:
+        peers: Python of the environment with the peers; ours alone when omitted.
+        seconds: Time each is measured for.
+        processes: Processes at once in the second column.
+        operator: Only for the processes that this script starts: which one to measure.
+    """
+    if operator is not None:
+        measure(operator, seconds)
+        return
+    commands = {
+        name: [sys.executable, __file__, "--seconds", str(seconds), "--operator", *words]
+        for name, words in OURS.items()
+    }
+    if peers is not None:
+        script = str(Path(__file__).with_name("td3_peers.py"))
+        commands |= {name: [str(peers), script, word, str(seconds)] for name, word in PEERS.items()}
+    print(f"| steps/s | alone, all cores | {processes} processes, in total |\n|---|---|---|")
+    for name, command in commands.items():
+        print(f"| {name} | {race(command, 1):.0f} | {race(command, processes):.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
