@@ -79,6 +79,13 @@ def test_seeds_side_by_side_equal_a_loop():
         np.testing.assert_allclose(one, certainty_equivalence(data, C, mu=MU), rtol=2e-5, atol=1e-6)
 
 
+def test_in_double_precision_the_incremental_form_is_exact():
+    data = batch()
+    with jax.enable_x64(True):
+        weights = CertaintyEquivalence.init(5, 2, 0.9).update(data).weights(C, MU)
+        np.testing.assert_allclose(weights, by_definition(data, "known"), rtol=1e-11)
+
+
 def test_one_row_equals_that_of_the_table():
     data = batch(episodes=1, horizon=4)
     table, states = certainty_equivalence(data, C), certainty_equivalence_states(data, C)

@@ -35,6 +35,14 @@ def test_every_form_equals_its_definition(on_states, reset):
     )
 
 
+def test_in_double_precision_the_sums_are_exact():
+    data = batch()
+    with jax.enable_x64(True):
+        estimate = monte_carlo(data, C, discount=0.9)
+        assert estimate.dtype == np.float64
+        np.testing.assert_allclose(estimate, reference.running(data, C, 0.9), rtol=1e-12)
+
+
 def test_one_row_equals_that_of_the_table():
     data = batch()
     for form in ({}, {"average": "exponential"}, {"literal": True}):

@@ -139,7 +139,10 @@ class MonteCarlo(eqx.Module):
             sums, tails = carry
             row, place, share, *factors = inputs
             # What follows each trajectory's step: discounted traces, and discounted visits (or their count) of each place.
-            tails = jax.nn.one_hot(place, n)[:, None] + jnp.stack(factors, axis=1)[:, :, None] * tails
+            tails = (
+                jax.nn.one_hot(place, n, dtype=sums.dtype)[:, None]
+                + jnp.stack(factors, axis=1)[:, :, None] * tails
+            )
             new = (1 - self.discount) * _divide(tails[:, :1], tails[:, 1:]) if self.literal else tails
             return (sums.at[row].add(share[:, None, None] * new), tails), None
 
