@@ -17,7 +17,7 @@ from marginax.simulators.policy import unpack
 SMALL = {"hidden": (8,), "batch_size": 8, "update_every": 10, "update_after": 20, "random_steps": 30}
 GROUPS = {
     "one-step": TD3Config(**SMALL),
-    "retrace": TD3Config(operator="retrace", sequence_length=3, **SMALL),
+    "marginalized": TD3Config(operator="marginalized", sequence_length=3, **SMALL),
 }
 CONFIG = PopulationConfig(
     simulator="Pendulum-v1", groups=GROUPS, seeds=(3, 4), steps=240, evaluate_every=80, episodes=1
@@ -48,7 +48,7 @@ def plain():
 
 def test_equals_a_plain_loop_with_policies_one_block_old(plain):
     """One agent after the other, block by block: play with the parameters of two blocks ago, then td3.update_block."""
-    for name, seed, agent in (("one-step", 4, 1), ("retrace", 3, 2)):
+    for name, seed, agent in (("one-step", 4, 1), ("marginalized", 3, 2)):
         config, spec = GROUPS[name], AgentSpec("Pendulum-v1", seed, 0.1, 30)
         state = td3.init(config, observation_size=3, action_size=1, key=jax.random.key(seed))
         buffer, actor = replay.empty(240, 3, 1), Actor(spec)
@@ -74,7 +74,10 @@ def test_equals_a_plain_loop_with_policies_one_block_old(plain):
 
 def test_rows_are_complete(plain):
     assert sorted(r[:3] for r in plain.rows) == [
-        (name, seed, step) for name in ("one-step", "retrace") for seed in (3, 4) for step in (80, 160, 240)
+        (name, seed, step)
+        for name in ("marginalized", "one-step")
+        for seed in (3, 4)
+        for step in (80, 160, 240)
     ]
     assert np.isfinite(numbers(plain)[:, 2]).all()
     assert plain.finished
@@ -141,9 +144,9 @@ def test_failed_agent_is_noted_and_others_go_on(plain):
         if index == 10:
             agents = jax.tree.map(
                 lambda x: x.at[agent].set(jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x,
-                learner.state.agents[0],
+                learner.state.agents,
             )
-            learner.state = learner.state._replace(agents=(agents, learner.state.agents[1]))
+            learner.state = learner.state._replace(agents=agents)
         return original(index, rows)
 
     learner.advance = poisoned

@@ -1,8 +1,9 @@
 """Many TD3 agents learning in one program on the accelerator.
 
-Agents come in groups, one for each setting (an operator, say), and a group's agents differ only in their seed. A
-group is one `vmap`, so no agent pays for another group's networks; all groups of a learner advance in one
-`lax.scan`. A block of transitions goes in, a block of updates runs, and two small arrays come out: the policies'
+Agents come in groups, one for each operator, and a group's agents differ only in their seed. What depends on the
+operator (targets, TD weights) is one `vmap` a group, so no agent pays for another group's networks; what does not
+(the steps of critics and actors) is one `vmap` over all agents, so that an accelerator has few, large kernels.
+All updates of a block are one `lax.scan`. A block of transitions goes in, a block of updates runs, and two small arrays come out: the policies'
 parameters and the metrics. Replay buffers stay on the device.
 """
 
@@ -20,20 +21,24 @@ from jaxtyping import Array, Float
 
 from marginax.deep import replay, td3
 from marginax.deep.config import TD3Config
+from marginax.deep.estimator import Estimator
 from marginax.deep.networks import MLP
 from marginax.deep.replay import Replay
 from marginax.deep.td3 import Metrics, TD3State
 from marginax.simulators.agents import row_width
 
+# Settings of the half of an update that all agents take together, and of the schedule.
+_SHARED = ("update_every", "update_after", "hidden", "policy_delay", "batch_size", "learning_rate", "polyak")
 METRICS = tuple(field.name for field in fields(Metrics))
 
 
 class LearnerState(NamedTuple):
-    """Everything that learning changes, one entry a group.
+    """Everything that learning changes.
 
     Attributes:
-        agents: Agents, every leaf with a leading axis `[seeds]`.
-        rows: Replay rows `[seeds, capacity, width]`.
+        agents: All agents without their TD weights, every leaf with a leading axis `[agents]`, group by group.
+        estimators: TD weights of each group, leaves `[seeds, …]`; None where the operator has none.
+        rows: Replay rows of each group, `[seeds, capacity, width]`.
         added: Transitions added to each buffer so far; all agents advance together.
 
     >>> config = TD3Config(hidden=(8,))
@@ -42,7 +47,8 @@ class LearnerState(NamedTuple):
     (2, 100, 11)
     """
 
-    agents: tuple[TD3State, ...]
+    agents: TD3State
+    estimators: tuple[Estimator | None, ...]
     rows: tuple[Array, ...]
     added: Array
 
@@ -62,7 +68,7 @@ class Plan:
     """What a learner's program is compiled for; two learners with the same plan share it.
 
     Attributes:
-        configs: Settings of each group; `update_every`, `update_after`, `hidden` and `policy_delay` must agree.
+        configs: Settings of each group; those that do not belong to the operator must agree.
         seeds: Agents in each group.
         observation_size: Length of an observation.
         action_size: Length of an action.
@@ -81,7 +87,7 @@ class Plan:
     def __post_init__(self) -> None:
         first = self.configs[0]
         for config in self.configs:
-            for name in ("update_every", "update_after", "hidden", "policy_delay"):
+            for name in _SHARED:
                 if getattr(config, name) != getattr(first, name):
                     raise ValueError(f"{name} must be the same in all groups, got {getattr(config, name)}")
         if self.block % first.policy_delay:
@@ -116,10 +122,12 @@ class Plan:
             sizes = {"observation_size": self.observation_size, "action_size": self.action_size}
             return jax.vmap(lambda key: td3.init(config, key=key, **sizes))(keys)
 
-        agents = tuple(fresh(config) for config in self.configs)
+        groups = [fresh(config) for config in self.configs]
+        bare = [td3.with_estimator(group, None) for group in groups]
         shape = (self.seeds, self.capacity, self.width)
         rows = tuple(jnp.zeros(shape, jnp.float32) for _ in self.configs)
-        return LearnerState(agents, rows, jnp.zeros((), jnp.int32))
+        agents = jax.tree.map(lambda *x: jnp.concatenate(x), *bare)
+        return LearnerState(agents, tuple(g.estimator for g in groups), rows, jnp.zeros((), jnp.int32))
 
     def insert(self, state: LearnerState, rows: Array) -> tuple[LearnerState, Array, Array]:
         """Add a block `[agents, block, width]` without learning from it; metrics are NaN."""
@@ -136,12 +144,10 @@ class Plan:
             self._material(config, buffer, state.added, block_keys)
             for config, buffer in zip(self.configs, state.rows, strict=True)
         )
-        agents, _ = jax.lax.scan(lambda a, m: (self._round(a, m), None), state.agents, material)
+        carry, _ = jax.lax.scan(lambda c, m: (self._round(*c, m), None), state[:2], material)
         last = jax.tree.map(lambda x: x[-1, -1], material)
-        table = jnp.concatenate(
-            [self._metrics(c, *g) for c, *g in zip(self.configs, agents, last, strict=True)]
-        )
-        return LearnerState(agents, state.rows, state.added), policies(agents), table
+        table = [self._metrics(g, *carry, *last[g]) for g in range(len(self.configs))]
+        return LearnerState(*carry, state.rows, state.added), policies(carry[0]), jnp.concatenate(table)
 
     def _with_rows(self, state: LearnerState, rows: Array) -> LearnerState:
         # The block divides the capacity, so a block never wraps around: one slice is written in place.
@@ -151,7 +157,7 @@ class Plan:
             jax.lax.dynamic_update_slice(buffer, part, place)
             for buffer, part in zip(state.rows, parts, strict=True)
         )
-        return LearnerState(state.agents, written, state.added + self.block)
+        return LearnerState(state.agents, state.estimators, written, state.added + self.block)
 
     def _material(self, config: TD3Config, buffer: Array, added: Array, keys: Array) -> tuple[Any, Array]:
         """Batches and noise keys of a whole block, `[rounds, delay, seeds, …]`, drawn before the loop starts."""
@@ -166,19 +172,33 @@ class Plan:
         material = jax.vmap(one, out_axes=1)(buffer, keys)
         return jax.tree.map(lambda x: x.reshape(-1, self.delay, *x.shape[1:]), material)
 
-    def _round(self, agents: tuple[TD3State, ...], material: tuple[Any, ...]) -> tuple[TD3State, ...]:
-        """`policy_delay` updates of every agent, the first of them a delayed one."""
-        out = []
-        for config, group, (batches, keys) in zip(self.configs, agents, material, strict=True):
-            for i in range(self.delay):
-                update = jax.vmap(partial(td3.update, config, delayed=i == 0))
-                group, _ = update(group, jax.tree.map(lambda x, i=i: x[i], batches), keys[i])
-            out.append(group)
-        return tuple(out)
+    def _group(self, g: int, agents: TD3State, estimator: Estimator | None) -> TD3State:
+        mine = slice(g * self.seeds, (g + 1) * self.seeds)
+        return td3.with_estimator(jax.tree.map(lambda x: x[mine], agents), estimator)
 
-    def _metrics(self, config: TD3Config, group: TD3State, material: tuple[Any, Array]) -> Array:
+    def _round(
+        self, agents: TD3State, estimators: tuple[Estimator | None, ...], material: tuple[Any, ...]
+    ) -> tuple[TD3State, tuple[Estimator | None, ...]]:
+        """`policy_delay` updates of every agent, the first of them a delayed one."""
+        for i in range(self.delay):
+            delayed, parts, trained = i == 0, [], []
+            for g, config in enumerate(self.configs):
+                batch, key = jax.tree.map(lambda x, i=i: x[i], material[g])
+                group = self._group(g, agents, estimators[g])
+                aimed = jax.vmap(partial(td3.aim, config, train=delayed))(group, batch, key)
+                parts.append((aimed.ahead.features[:, 0], aimed.target, batch.observations[:, 0]))
+                trained.append(aimed.estimator)
+            together = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+            agents, *_ = jax.vmap(partial(td3.learn, self.configs[0], delayed=delayed))(agents, *together)
+            estimators = tuple(trained)
+        return agents, estimators
+
+    def _metrics(
+        self, g: int, agents: TD3State, estimators: tuple[Estimator | None, ...], batch: Any, keys: Array
+    ) -> Array:
         """What the next update on the block's last batch would say of itself; nothing is updated."""
-        _, metrics = jax.vmap(partial(td3.update, config, delayed=True))(group, *material)
+        update = jax.vmap(partial(td3.update, self.configs[g], delayed=True))
+        _, metrics = update(self._group(g, agents, estimators[g]), batch, keys)
         return jnp.stack([getattr(metrics, name) for name in METRICS], axis=1)
 
 
@@ -245,11 +265,11 @@ class Learner:
         return vectors, metrics
 
 
-def policies(agents: tuple[TD3State, ...]) -> Float[Array, "agents n"]:
-    """Parameters of all agents' policies, group by group.
+def policies(agents: TD3State) -> Float[Array, "agents n"]:
+    """Parameters of all agents' policies.
 
     >>> make = lambda key: td3.init(TD3Config(hidden=(4,)), observation_size=3, action_size=1, key=key)
-    >>> policies((jax.vmap(make)(jax.random.split(jax.random.key(0), 5)),)).shape
+    >>> policies(jax.vmap(make)(jax.random.split(jax.random.key(0), 5))).shape
     (5, 21)
     """
-    return jnp.concatenate([jax.vmap(actor_vector)(group.actor) for group in agents])
+    return jax.vmap(actor_vector)(agents.actor)

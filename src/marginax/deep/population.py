@@ -320,7 +320,7 @@ class Population:
             raise ValueError("folder must be given to write checkpoints")
         arrays, large = {}, {}
         for i, learner in enumerate(self.learners):
-            for j, leaf in enumerate(jax.tree.leaves(learner.state.agents)):
+            for j, leaf in enumerate(jax.tree.leaves(learner.state[:2])):
                 arrays[f"learner{i}-{j}"] = np.asarray(leaf)
             filled = min(self.block * self.config.block, learner.plan.capacity)
             for j, rows in enumerate(learner.state.rows):
@@ -359,14 +359,14 @@ class Population:
         self.block = found["number"]
         arrays = found["arrays"]
         for i, learner in enumerate(self.learners):
-            old, tree = jax.tree.flatten(learner.state.agents)
+            old, tree = jax.tree.flatten(learner.state[:2])
             leaves = [jnp.asarray(arrays[f"learner{i}-{j}"]) for j in range(len(old))]
             rows = tuple(
                 _refill(buffer, found["large"][f"replay{i}-{j}"])
                 for j, buffer in enumerate(learner.state.rows)
             )
             added = jnp.asarray(self.block * self.config.block, jnp.int32)
-            learner.state = LearnerState(jax.tree.unflatten(tree, leaves), rows, added)
+            learner.state = LearnerState(*jax.tree.unflatten(tree, leaves), rows, added)
         for name in ("_acting", "_newest", "_failed_at", "_largest_reward", "_returns"):
             setattr(self, name, arrays[name])
         self.rows = [tuple(row) for row in found["meta"]["rows"]]

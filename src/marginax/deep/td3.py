@@ -121,15 +121,101 @@ def update(
     >>> float(metrics.target_mean)
     1.0
     """
+    aimed = aim(config, state, batch, key, train=delayed)
+    state = with_estimator(state, aimed.estimator)
+    pairs, observations = aimed.ahead.features[0], batch.observations[0]
+    state, critic_loss, values = learn(config, state, pairs, aimed.target, observations, delayed=delayed)
+    return state, _metrics(batch, aimed, critic_loss, values[0])
+
+
+def with_estimator(state: TD3State, estimator: Estimator | None) -> TD3State:
+    """The agent with other TD weights.
+
+    >>> state = init(TD3Config(hidden=(8,)), observation_size=3, action_size=1, key=jax.random.key(0))
+    >>> with_estimator(state, None).estimator is None
+    True
+    """
+    return TD3State(
+        state.actor,
+        state.critic,
+        state.target_actor,
+        state.target_critic,
+        state.actor_optimiser,
+        state.critic_optimiser,
+        estimator,
+    )
+
+
+class Aim(eqx.Module):
+    """What the critics are to learn from a batch.
+
+    Attributes:
+        target: One constant target a sequence.
+        ahead: What the target networks say along the sequences.
+        credit: TD weights, or cumulative traces for the other operators.
+        estimator: The TD weights' networks, after their training if there was any.
+        weight_loss: Their loss; 0 where they are not trained.
+
+    >>> Aim.__annotations__["target"]
+    'Float[Array, " batch"]'
+    """
+
+    target: Float[Array, " batch"]
+    ahead: losses.Bootstrap
+    credit: Float[Array, "T batch"]
+    estimator: Estimator | None
+    weight_loss: Float[Array, ""]
+
+
+def aim(config: TD3Config, state: TD3State, batch: Sequences, key: Array, *, train: bool) -> Aim:
+    """The half of an update that depends on the operator: targets and, if `train`, a step of the TD weights.
+
+    Only the target networks and the estimator of the state are read.
+
+    >>> config = TD3Config(hidden=(8,))
+    >>> state = init(config, observation_size=1, action_size=1, key=jax.random.key(0))
+    >>> rows = replay.pack([[0.0]], [[0.5]], [1.0], [True], [False], [0.0], [[0.1]])
+    >>> batch = replay.sample(replay.add(replay.empty(4, 1, 1), rows), jax.random.key(0), batch=3, length=1)
+    >>> aim(config, state, batch, jax.random.key(1), train=False).target
+    Array([1., 1., 1.], dtype=float32)
+    """
     ahead = losses.bootstrap(config, state.target_actor, state.target_critic, batch, key)
     credit, estimator, weight_loss = ahead.products, state.estimator, jnp.zeros(())
     if estimator is not None:
-        credit, estimator, weight_loss = _weights(config, estimator, batch, ahead, train=delayed)
+        credit, estimator, weight_loss = _weights(config, estimator, batch, ahead, train=train)
     target = losses.critic_targets(config, state.target_critic, batch, ahead, credit)
-    target = jax.lax.stop_gradient(target)
+    return Aim(jax.lax.stop_gradient(target), ahead, credit, estimator, weight_loss)
 
+
+def learn(
+    config: TD3Config,
+    state: TD3State,
+    pairs: Float[Array, "batch n"],
+    target: Float[Array, " batch"],
+    observations: Float[Array, "batch m"],
+    *,
+    delayed: bool,
+) -> tuple[TD3State, Float[Array, ""], Float[Array, "2 batch"]]:
+    """The half of an update that is the same for all operators: the critics and, if `delayed`, what follows them.
+
+    Args:
+        config: The settings; nothing of the operator is read.
+        state: The agent; its estimator is passed through.
+        pairs: [state, action] features of the first step of each sequence.
+        target: Their targets.
+        observations: States for the actor's step.
+        delayed: Whether the actor and the target networks take a step as well.
+
+    Returns:
+        The agent, the critics' loss and their values before the step.
+
+    >>> config = TD3Config(hidden=(8,))
+    >>> state = init(config, observation_size=1, action_size=1, key=jax.random.key(0))
+    >>> learn(config, state, jnp.ones((3, 2)), jnp.ones(3), jnp.ones((3, 1)), delayed=True)[2].shape
+    (2, 3)
+    """
     gradient = jax.value_and_grad(losses.critic_loss, has_aux=True)
-    (critic_loss, values), slope = gradient(state.critic, ahead.features[0], target)
+    (critic_loss, values), slope = gradient(state.critic, pairs, target)
     critic, critic_optimiser = adam(config.learning_rate, slope, state.critic_optimiser, state.critic)
     state = TD3State(
         state.actor,
@@ -138,11 +224,9 @@ def update(
         state.target_critic,
         state.actor_optimiser,
         critic_optimiser,
-        estimator,
+        state.estimator,
     )
-    if delayed:
-        state = _delayed(config, state, batch)
-    return state, _metrics(batch, ahead, credit, target, critic_loss, values[0], weight_loss)
+    return (_delayed(config, state, observations) if delayed else state), critic_loss, values
 
 
 def update_block(
@@ -208,9 +292,9 @@ def _weights(
     return w, estimator, weight_loss
 
 
-def _delayed(config: TD3Config, state: TD3State, batch: Sequences) -> TD3State:
+def _delayed(config: TD3Config, state: TD3State, observations: Array) -> TD3State:
     """The actor's step, and the target networks' after it."""
-    slope = jax.grad(losses.actor_loss)(state.actor, state.critic, batch.observations[0])
+    slope = jax.grad(losses.actor_loss)(state.actor, state.critic, observations)
     actor, actor_optimiser = adam(config.learning_rate, slope, state.actor_optimiser, state.actor)
 
     def blend(old: MLP, new: MLP) -> MLP:
@@ -227,7 +311,8 @@ def _delayed(config: TD3Config, state: TD3State, batch: Sequences) -> TD3State:
     )
 
 
-def _metrics(batch, ahead, credit, target, critic_loss, values, weight_loss) -> Metrics:
+def _metrics(batch: Sequences, aimed: Aim, critic_loss: Array, values: Array) -> Metrics:
+    target, credit = aimed.target, aimed.credit
     later = batch.valid.at[0].set(False)
     count = jnp.maximum(jnp.sum(later), 1)
     return Metrics(
@@ -237,9 +322,9 @@ def _metrics(batch, ahead, credit, target, critic_loss, values, weight_loss) -> 
         target_mean=jnp.mean(target),
         target_variance=jnp.var(target),
         error_variance=jnp.var(target - values),
-        trace_mean=jnp.sum(jnp.where(later, ahead.traces, 0)) / count,
+        trace_mean=jnp.sum(jnp.where(later, aimed.ahead.traces, 0)) / count,
         weight_mean=jnp.sum(jnp.where(later, credit, 0)) / count,
         weight_max=jnp.max(credit),
         effective_length=jnp.mean(jnp.sum(credit, axis=0)),
-        weight_loss=weight_loss,
+        weight_loss=aimed.weight_loss,
     )
