@@ -156,8 +156,9 @@ class Aim(eqx.Module):
         estimator: The TD weights' networks, after their training if there was any.
         weight_loss: Their loss; 0 where they are not trained.
 
-    >>> Aim.__annotations__["target"]
-    'Float[Array, " batch"]'
+    >>> zeros = jnp.zeros((2, 3))
+    >>> Aim(zeros[0], losses.Bootstrap(zeros, zeros, zeros, zeros[..., None]), zeros, None, zeros[0, 0]).target.shape
+    (3,)
     """
 
     target: Float[Array, " batch"]
