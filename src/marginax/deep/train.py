@@ -53,7 +53,7 @@ class Trainer:
         simulator = self.actor.simulator
         self.sizes = {"observation_size": simulator.observation_size, "action_size": simulator.action_size}
         self.key = jax.random.key(seed)
-        self.state = jax.jit(partial(td3.init, config, **self.sizes))(key=self.key)
+        self.state = jax.jit(lambda key: td3.init(config, key=key, **self.sizes))(self.key)
         self.buffer = replay.empty(min(config.replay_size, run.steps), *self.sizes.values())
         self.step = 0
         self.episode_return = 0.0
