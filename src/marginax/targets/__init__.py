@@ -8,16 +8,19 @@ array.
 
 from ._estimates import RandomTimes, marginalized, marginalized_vtrace, multi_step, random_times, vtrace
 from ._log_ratios import traces_from_log_ratios
+from ._tables import expected, taken
 from ._uncorrected import n_step, peng
 
 __all__ = [
     "RandomTimes",
+    "expected",
     "marginalized",
     "marginalized_vtrace",
     "multi_step",
     "n_step",
     "peng",
     "random_times",
+    "taken",
     "traces_from_log_ratios",
     "vtrace",
 ]

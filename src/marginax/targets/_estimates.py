@@ -108,11 +108,12 @@ def _matrix(name: str, value: ArrayLike, like: Array) -> Array:
 
 def cuts(discounts: Array, truncated: Array | None, valid: Array | None) -> Array:
     """The steps through which no credit comes back: ends of episodes, truncations, padding, the last step."""
-    cut = (discounts == 0).at[-1].set(True)
+    length = discounts.shape[0]
+    cut = (discounts == 0) | (jnp.arange(length) == length - 1)
     if truncated is not None:
         cut = cut | truncated
     if valid is not None:
-        cut = cut | ~valid | ~jnp.append(valid[1:], True)
+        cut = cut | ~valid | ~shifted(valid)
     return cut
 
 

@@ -186,10 +186,13 @@ def _starts(name: str, value: ArrayLike | None, episodes: int, size: int) -> Arr
     return jnp.broadcast_to(array, (episodes,))
 
 
-def _draw_start(tables: Simulator, key: Array, episodes: int) -> Array:
+def _draw_starts(tables: Simulator, key: Array, shape: tuple[int, ...]) -> Array:
+    count = tables.starts.shape[0]
+    if count == 1:
+        return jnp.broadcast_to(tables.starts, shape)
     if tables.start_cumulative is None:
-        return tables.starts[jax.random.randint(key, (episodes,), 0, tables.starts.shape[0])]
-    u = jax.random.uniform(key, (episodes,), tables.start_cumulative.dtype)
+        return tables.starts[jax.random.bits(key, shape, jnp.uint32) % jnp.uint32(count)]
+    u = jax.random.uniform(key, shape, tables.start_cumulative.dtype)
     return tables.starts[jnp.searchsorted(tables.start_cumulative, u, side="right")]
 
 
@@ -223,39 +226,41 @@ def _simulate(
     reset: bool,
 ) -> Trajectory:
     cumulative = _cumulative(policy)
-    start_key, key = jax.random.split(key)
-    states = _draw_start(tables, start_key, episodes) if start_states is None else start_states
+    draw_key, noise_key, start_key, reset_key = jax.random.split(key, 4)
+    # All numbers at once: a few large draws cost less than many small ones.
+    uniforms = jax.random.uniform(draw_key, (horizon, 2, episodes), cumulative.dtype)
+    starts = _draw_starts(tables, reset_key, (horizon, episodes)) if reset else None
+    states = _draw_starts(tables, start_key, (episodes,)) if start_states is None else start_states
 
-    def step(carry: tuple[Array, Array], now: tuple[Array, Array]) -> tuple[tuple[Array, Array], Trajectory]:
+    def step(carry: tuple[Array, Array], now: tuple) -> tuple[tuple[Array, Array], tuple]:
         state, alive = carry
-        time, key = now
-        draw_key, noise_key, reset_key = jax.random.split(key, 3)
-        u_action, u_successor = jax.random.uniform(draw_key, (2, episodes), cumulative.dtype)
+        time, (u_action, u_successor), start = now
         action = (u_action[:, None] >= cumulative[state]).sum(axis=1, dtype=jnp.int32)
         if start_actions is not None:
             action = jnp.where(time == 0, start_actions, action)
-        pair = state * tables.num_actions + action
-        successor, ended = _draw_successor(tables, pair, u_successor)
-        reward = tables.rewards[pair]
-        if tables.reward_std is not None:
-            reward = reward + tables.reward_std[pair] * jax.random.normal(
-                noise_key, (episodes,), reward.dtype
-            )
+        successor, ended = _draw_successor(tables, state * tables.num_actions + action, u_successor)
         next_state = jnp.where(ended | ~alive, state, successor)
-        taken = Trajectory(
-            states=state,
-            actions=action,
-            rewards=jnp.where(alive, reward, 0),
-            discounts=jnp.where(alive & ~ended, tables.discount, 0),
-            next_states=next_state,
-            truncated=alive & ~ended & (time == horizon - 1),
-            behaviour=policy[state, action],
-            valid=alive,
-        )
+        taken = state, action, next_state, ended, alive
         if reset:
-            return (jnp.where(ended, _draw_start(tables, reset_key, episodes), next_state), alive), taken
+            return (jnp.where(ended, start, next_state), alive), taken
         return (next_state, alive & ~ended), taken
 
-    times = jnp.arange(horizon), jax.random.split(key, horizon)
+    times = jnp.arange(horizon), uniforms, starts
     _, taken = jax.lax.scan(step, (states, jnp.ones(episodes, bool)), times)
-    return jax.tree.map(lambda field: field.T, taken)
+    state, action, next_state, ended, alive = (field.T for field in taken)
+    pair = state * tables.num_actions + action
+    reward = tables.rewards[pair]
+    if tables.reward_std is not None:
+        noise = jax.random.normal(noise_key, reward.shape, reward.dtype)
+        reward = reward + tables.reward_std[pair] * noise
+    lives_on = alive & ~ended
+    return Trajectory(
+        states=state,
+        actions=action,
+        rewards=jnp.where(alive, reward, 0),
+        discounts=jnp.where(lives_on, tables.discount, 0),
+        next_states=next_state,
+        truncated=lives_on & (jnp.arange(horizon) == horizon - 1),
+        behaviour=policy[state, action],
+        valid=alive,
+    )

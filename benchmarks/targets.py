@@ -1,0 +1,143 @@
+"""Targets against rlax (`retrace` and `vtrace`, jitted and vmapped), or against a plain scan where there is no rlax.
+
+    python benchmarks/targets.py [--quick]
+
+Both sides get the same arrays and return the same numbers (checked): Retrace from the action values and policies of
+T + 1 states, V-trace from values and ratios. They are timed in turns, and the best time of each counts. `batch` is [B, T] with
+`jax.vmap(...)`; `time` is [T, B] with `in_axes=1`, which spares both sides a transposition.
+
+On an accelerator, rlax's functions are loops over time; where rlax is not installed the loop is this library's own
+recursion with `backend="scan"`. The share of the memory bandwidth counts every input read once and every target written
+once, against a copy of a large array timed in the same run.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marginax import targets
+
+try:
+    import rlax
+except ImportError:
+    rlax = None
+
+ACTIONS = 4
+DECAY = 0.9
+ON_CPU = jax.default_backend() == "cpu"
+
+
+def make_inputs(length: int, batch: int, layout: str) -> tuple[tuple, tuple]:
+    """For Retrace, sequences of T + 1 states with their action values and policies; for V-trace, values and ratios."""
+    keys = iter(jax.random.split(jax.random.key(0), 10))
+
+    def shape(steps: int) -> tuple[int, int]:
+        return (batch, steps) if layout == "batch" else (steps, batch)
+
+    states, steps = shape(length + 1), shape(length)
+    q, logits = (jax.random.normal(next(keys), (*states, ACTIONS)) for _ in range(2))
+    actions = jax.random.randint(next(keys), states, 0, ACTIONS)
+    mu = jax.random.uniform(next(keys), states, minval=0.2)
+    rewards = jax.random.normal(next(keys), steps)
+    discounts = jnp.where(jax.random.uniform(next(keys), steps) < 0.01, 0.0, 0.99)
+    v, v_next, log_ratios = (jax.random.normal(next(keys), steps) for _ in range(3))
+    retrace = (q, jax.nn.softmax(logits), actions, mu, rewards, discounts)
+    return jax.block_until_ready((retrace, (v, v_next, rewards, discounts, jnp.exp(log_ratios))))
+
+
+def our_retrace(q, pi, actions, mu, rewards, discounts, backend="auto"):
+    """The errors that `rlax.retrace` returns."""
+    q_taken = targets.taken(q, actions)[:-1]
+    traces = DECAY * jnp.minimum(1.0, targets.taken(pi, actions) / (mu + 1e-8))
+    v_next = targets.expected(q, pi)[1:]
+    return targets.multi_step(q_taken, v_next, rewards, discounts, traces[:-1], backend=backend) - q_taken
+
+
+def our_vtrace(v, v_next, rewards, discounts, ratios, backend="auto"):
+    """The errors that `rlax.vtrace` returns."""
+    clipped = jnp.minimum(1.0, ratios)
+    return targets.vtrace(v, v_next, rewards, discounts, DECAY * clipped, clipped, backend=backend) - v
+
+
+def their_retrace(q, pi, actions, mu, rewards, discounts):
+    return rlax.retrace(q[:-1], q[1:], actions[:-1], actions[1:], rewards, discounts, pi[1:], mu[1:], DECAY)
+
+
+def peers() -> dict[str, tuple[Callable, Callable]]:
+    """For each target: the peer and ours, for one sequence."""
+    if rlax is None:
+        return {
+            "Retrace": (partial(our_retrace, backend="scan"), our_retrace),
+            "V-trace": (partial(our_vtrace, backend="scan"), our_vtrace),
+        }
+    return {
+        "Retrace": (their_retrace, our_retrace),
+        "V-trace": (lambda *arrays: rlax.vtrace(*arrays, DECAY), our_vtrace),
+    }
+
+
+def best_times(functions: list[Callable], arrays: tuple, seconds: float) -> list[float]:
+    """The best time of each function, called in turns until the time is up, at least five times each."""
+    for function in functions:
+        jax.block_until_ready(function(*arrays))
+    best = [float("inf")] * len(functions)
+    start, rounds = time.perf_counter(), 0
+    while rounds < 5 or time.perf_counter() - start < seconds:
+        for i, function in enumerate(functions):
+            begin = time.perf_counter()
+            jax.block_until_ready(function(*arrays))
+            best[i] = min(best[i], time.perf_counter() - begin)
+        rounds += 1
+    return best
+
+
+def bandwidth() -> float:
+    """Bytes a second of copying a large array: one read and one write."""
+    array = jnp.ones(2**24 if ON_CPU else 2**28, jnp.float32)
+    seconds = best_times([jax.jit(lambda x: x + 1)], (array,), 0.3)[0]
+    return 2 * array.nbytes / seconds
+
+
+def sizes(quick: bool) -> list[tuple[int, int]]:
+    """T and B, as long as the arrays stay within reason."""
+    lengths = [8, 128] if quick else [8, 32, 128, 512, 1024, 4096]
+    batches = [32, 256] if quick else [32, 256, 2048, 16384, 65536]
+    largest = 2**21 if ON_CPU else 2**24
+    return [(length, batch) for length in lengths for batch in batches if length * batch <= largest]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="four small sizes")
+    parser.add_argument("--seconds", type=float, default=0.5, help="time for each comparison")
+    options = parser.parse_args()
+    copy = bandwidth()
+    device = jax.devices()[0].device_kind
+    peer = "plain scan" if rlax is None else f"rlax {rlax.__version__}"
+    print(f"{device}, jax {jax.__version__}, against {peer}; a copy moves {copy / 1e9:.0f} GB/s.\n")
+    print("| target | layout | T | B | peer, ms | ours, ms | times faster | share of bandwidth |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|")
+    for length, batch in sizes(options.quick):
+        for layout in ("batch", "time"):
+            retrace, vtrace = make_inputs(length, batch, layout)
+            axis = 0 if layout == "batch" else 1
+            for name, arrays in [("Retrace", retrace), ("V-trace", vtrace)]:
+                pair = [jax.jit(jax.vmap(f, in_axes=axis, out_axes=axis)) for f in peers()[name]]
+                theirs, ours = (np.asarray(function(*arrays)) for function in pair)
+                np.testing.assert_allclose(ours, theirs, rtol=1e-2, atol=1e-2)
+                peer_time, our_time = best_times(pair, arrays, options.seconds)
+                moved = sum(array.nbytes for array in arrays) + ours.nbytes
+                print(
+                    f"| {name} | {layout} | {length} | {batch} | {1e3 * peer_time:.3f} | {1e3 * our_time:.3f} "
+                    f"| {peer_time / our_time:.2f} | {moved / our_time / copy:.0%} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
