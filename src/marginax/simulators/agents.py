@@ -132,7 +132,7 @@ class Actor:
 
 
 def evaluate(
-    spec: AgentSpec, layers: Layers, index: int, episodes: int, slice_steps: int = 50
+    spec: AgentSpec, layers: Layers, index: int, episodes: int, slice_steps: int = 10
 ) -> Iterator[np.ndarray | None]:
     """Returns of the deterministic policy over whole episodes side by side, on simulators of their own.
 
@@ -143,12 +143,16 @@ def evaluate(
     >>> policy = unpack(np.zeros(4, np.float32), [3, 1])
     >>> outcomes = list(evaluate(AgentSpec("Pendulum-v1", seed=0), policy, index=0, episodes=2))
     >>> len(outcomes), outcomes[-1].shape
-    (4, (2,))
+    (22, (2,))
     """
     seeds = np.random.SeedSequence((spec.seed, _EVALUATION, index)).generate_state(episodes)
-    simulators = [make(spec.simulator, int(seed)) for seed in seeds]
+    simulators, starts = [], []
+    for seed in seeds:
+        simulators.append(make(spec.simulator, int(seed)))
+        starts.append(simulators[-1].reset())
+        yield None
     low, high = simulators[0].action_low, simulators[0].action_high
-    observations = np.stack([simulator.reset() for simulator in simulators])
+    observations = np.stack(starts)
     returns, alive = np.zeros(episodes), np.ones(episodes, bool)
     for step in range(simulators[0].time_limit):
         actions = to_bounds(act(layers, observations), low, high)

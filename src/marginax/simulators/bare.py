@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import math
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,14 @@ def model_folder(models: str | None = None) -> Path:
     return Path(next(iter(found.submodule_search_locations))) / "suite"
 
 
+@lru_cache(maxsize=4)
+def _model(path: str) -> Any:
+    """A compiled model, read once a process: simulators change nothing in it that lasts."""
+    import mujoco
+
+    return mujoco.MjModel.from_xml_path(path)
+
+
 class BareSimulator:
     """`mujoco/cheetah-run` or `mujoco/walker-run`; see [`Simulator`][marginax.simulators.Simulator].
 
@@ -65,7 +74,7 @@ class BareSimulator:
         self._mujoco = optional_import("mujoco", f"mujoco/{task}")
         if self._mujoco.get_mju_user_warning() is None:  # else MuJoCo writes MUJOCO_LOG.TXT
             self._mujoco.set_mju_user_warning(logging.getLogger(__name__).debug)
-        self._model = self._mujoco.MjModel.from_xml_path(str(model_folder(models) / TASKS[task]))
+        self._model = _model(str(model_folder(models) / TASKS[task]))
         self._data = self._mujoco.MjData(self._model)
         self._random = np.random.RandomState(seed)
         self._substeps = _SUBSTEPS[task]

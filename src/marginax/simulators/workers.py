@@ -85,7 +85,7 @@ class Pool:
         self._shared = _Shared(self._memory, *self._shape)
         self._states: list[dict[str, Any]] = [{} for _ in specs]
         self._running: int | None = None
-        self._outstanding: dict[tuple[int, int], tuple[np.ndarray, int]] = {}
+        self._outstanding: dict[tuple[int, int], int] = {}
         self._evaluations: list[Evaluation] = []
         count = min(workers, len(specs))
         owned = [list(range(w, len(specs), count)) for w in range(count)]
@@ -139,17 +139,23 @@ class Pool:
     def evaluate(
         self, index: int, parameters: np.ndarray, episodes: int, agents: Sequence[int] | None = None
     ) -> None:
-        """Queue evaluation number `index` for every agent, to be played when workers are idle."""
+        """Queue evaluation number `index` for every agent, to be played when workers are idle.
+
+        Waits for evaluations that are still queued: there is room for one set of parameters.
+        """
+        while self._outstanding:
+            self._receive(block=True)
+        self._shared.evaluated[:] = parameters
         for agent in range(len(self.specs)) if agents is None else agents:
-            vector = np.array(parameters[agent], np.float32)
+            vector = self._shared.evaluated[agent]
             if self._local is not None:
                 self._evaluations.append(
                     Evaluation(agent, index, self._local.evaluate(agent, index, vector, episodes))
                 )
                 continue
-            self._outstanding[agent, index] = (vector, episodes)
+            self._outstanding[agent, index] = episodes
             worker = next(w for w in self._workers if agent in w.agents)
-            self._send(worker, ("evaluate", agent, index, vector, episodes))
+            self._send(worker, ("evaluate", agent, index, episodes))
 
     def evaluations(self, *, wait_for_all: bool = False) -> list[Evaluation]:
         """Evaluations that came in since the last call, on request after waiting for all that are queued."""
@@ -229,9 +235,9 @@ class Pool:
         self._workers[self._workers.index(worker)] = fresh
         if fresh.busy:
             fresh.connection.send(("block", self._running))
-        for (agent, index), (vector, episodes) in self._outstanding.items():
+        for (agent, index), episodes in self._outstanding.items():
             if agent in fresh.agents:
-                fresh.connection.send(("evaluate", agent, index, vector, episodes))
+                fresh.connection.send(("evaluate", agent, index, episodes))
 
 
 class _Worker:
@@ -250,18 +256,19 @@ class _Worker:
 
 
 class _Shared:
-    """Parameters `[agents, n]` and rows `[agents, steps, width]` as views of one shared array."""
+    """Parameters to act with and to evaluate, `[agents, n]`, and rows `[agents, steps, width]`, in shared memory."""
 
     def __init__(
         self, memory: Any, agents: int, parameters: int, steps: int, inputs: int, outputs: int
     ) -> None:
         words = np.frombuffer(memory, np.float32)
-        self.parameters = words[: agents * parameters].reshape(agents, parameters)
-        self.rows = words[agents * parameters :].reshape(agents, steps, row_width(inputs, outputs))
+        both = words[: 2 * agents * parameters].reshape(2, agents, parameters)
+        self.parameters, self.evaluated = both
+        self.rows = words[2 * agents * parameters :].reshape(agents, steps, row_width(inputs, outputs))
 
     @staticmethod
     def words(agents: int, parameters: int, steps: int, inputs: int, outputs: int) -> int:
-        return agents * (parameters + steps * row_width(inputs, outputs))
+        return agents * (2 * parameters + steps * row_width(inputs, outputs))
 
 
 class _Local:
@@ -317,8 +324,9 @@ def _serve(
             elif kind == "state":
                 local.set_states(rest[0])
             else:
-                agent, index, vector, episodes = rest
-                jobs.append((agent, index, evaluate(specs[agent], unpack(vector, sizes), index, episodes)))
+                agent, index, episodes = rest
+                layers = unpack(local.shared.evaluated[agent], sizes)
+                jobs.append((agent, index, evaluate(specs[agent], layers, index, episodes)))
     except (EOFError, KeyboardInterrupt, BrokenPipeError):
         return
     except Exception as error:
