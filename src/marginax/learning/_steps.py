@@ -23,6 +23,7 @@ def multi_step_targets(
         gather_pairs(trajectory, c),
         trajectory.truncated,
         valid=trajectory.valid,
+        backend="scan",
     )
 
 
@@ -56,6 +57,7 @@ def marginalized_targets(
         0.0,
         trajectory.truncated,
         valid=trajectory.valid,
+        backend="scan",
     )
     errors = jnp.where(trajectory.valid, one_step - here, 0)
     carry = jnp.where(trajectory.valid & ~trajectory.truncated, trajectory.discounts, 0)

@@ -1,5 +1,7 @@
 """Tabular policy evaluation from a stream of trajectories, with any operator (Section 6.1 and its appendix)."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +43,8 @@ def evaluate(
     step_size: float = 0.1,
     initial: ArrayLike | None = None,
     growth: float = 1.0,
-) -> Float[Array, "*seeds iterations S A"]:
+    states: Sequence[int] | None = None,
+) -> Float[Array, "*seeds iterations kept A"]:
     r"""Learns Q^π from trajectories, one an iteration, with the targets of any operator.
 
     At iteration i every step of trajectory i gets a target computed from the same $Q^{(i)}$, and then, step by
@@ -67,6 +70,7 @@ def evaluate(
         initial: Q at the start, `[S, A]`; zero when omitted.
         growth: weights are read off the estimator whenever the number of trajectories has grown by this factor;
             1 is every time.
+        states: the states whose values are returned; all when omitted.
 
     Returns:
         Q after every iteration.
@@ -97,15 +101,20 @@ def evaluate(
     single = ndim == 2
     if single:
         trajectories = jax.tree.map(lambda field: field[None], trajectories)
-    q = _evaluate(trajectories, pi, c, estimator, jnp.asarray(step_size, pi.dtype), initial, refresh)
+    step = jnp.asarray(step_size, pi.dtype)
+    kept = None if states is None else jnp.asarray(states, jnp.int32)
+    q = _evaluate(trajectories, pi, c, estimator, step, initial, refresh, kept)
     return q[0] if single else q
 
 
 @jax.jit
-def _evaluate(trajectories, pi, c, estimator, step_size, initial, refresh):
+def _evaluate(trajectories, pi, c, estimator, step_size, initial, refresh, states):
+    def show(q: Array) -> Array:
+        return q if states is None else q[states]
+
     def multi_step(q: Array, trajectory: Trajectory) -> tuple[Array, Array]:
         q = move_towards(q, trajectory, multi_step_targets(trajectory, q, pi, c), step_size)
-        return q, q
+        return q, show(q)
 
     def marginalized(carry, now):
         q, estimator, w = carry
@@ -117,7 +126,7 @@ def _evaluate(trajectories, pi, c, estimator, step_size, initial, refresh):
             # The flag is the same for all seeds, so that under vmap this stays a branch.
             now_w = w = jax.lax.cond(refresh, lambda e, w: e.weights(c), lambda e, w: w, estimator, w)
         q = move_towards(q, trajectory, marginalized_targets(trajectory, q, pi, now_w), step_size)
-        return (q, estimator, w), q
+        return (q, estimator, w), show(q)
 
     def one_seed(stream: Trajectory) -> Array:
         if estimator is None:

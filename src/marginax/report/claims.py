@@ -9,6 +9,9 @@ from numpy.typing import ArrayLike
 REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "cannot be decided"
 
 
+MOST_NUMBERS = 4_000_000  # of a resampled array in memory at once
+
+
 @dataclass(frozen=True)
 class Interval:
     """An effect with its confidence interval.
@@ -55,7 +58,7 @@ def bootstrap(
     statistic: Callable[..., np.ndarray | float],
     *samples: ArrayLike,
     level: float = 0.95,
-    resamples: int = 2000,
+    resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
     """Percentile bootstrap of a statistic over seeds.
@@ -79,7 +82,13 @@ def bootstrap(
         raise ValueError(f"samples must have the same, non-zero number of seeds: {[len(a) for a in arrays]}")
     effect = float(np.asarray(statistic(*(array[None] for array in arrays)))[0])
     rows = np.random.default_rng(seed).integers(count, size=(resamples, count))
-    values = np.asarray(statistic(*(array[rows] for array in arrays)))
+    block = max(1, MOST_NUMBERS // max(array.size for array in arrays))
+    values = np.concatenate(
+        [
+            np.asarray(statistic(*(array[rows[first : first + block]] for array in arrays)))
+            for first in range(0, resamples, block)
+        ]
+    )
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return Interval(effect, float(low), float(high))
 

@@ -1,0 +1,164 @@
+"""`marginax reproduce` and `marginax show`, small, from end to end."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+
+from marginax import cli, learning, problems, report, traces
+from marginax.experiments import command, measures
+from marginax.experiments.chain import METHODS, Chain
+from marginax.experiments.open_world import OpenWorld
+from marginax.experiments.policy_iteration import PolicyIteration
+from marginax.experiments.theory import Theory
+from marginax.experiments.variance import Variance
+from marginax.experiments.weights import Weights
+
+SMALL = {
+    "chain": "--iterations 60 --actions 2 --horizon 3 --off-policy 0 0.7 --noise 0.1 --truncation 1 2",
+    "open-world": "--size 3 --iterations 20 --horizon 30 --no-family",
+    "weights": "--size 3 --trajectories 20 --horizon 30",
+    "policy-iteration": "--size 3 --iterations 20 --horizon 30",
+    "variance": "--trajectories 20",
+    "theory": "--trajectories 10",
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """All experiments at toy size, through the command line, each by itself."""
+    out = tmp_path_factory.mktemp("results")
+    for name, flags in SMALL.items():
+        assert cli.main(["reproduce", name, "--seeds", "3", "--out", str(out), *flags.split()]) == 0
+    return out
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_experiment_leaves_figures_data_and_claims(results, name):
+    section = report.load_section(results / name)
+    assert section is not None
+    assert section.figures
+    assert section.claims
+    for figure in section.figures:
+        assert (results / name / f"{figure.file}.png").read_bytes().startswith(b"\x89PNG")
+        assert (results / name / f"{figure.file}.pdf").read_bytes().startswith(b"%PDF")
+    for data in section.data:
+        with (results / name / data).open() as file:
+            header, *rows = csv.reader(file)
+        assert rows
+        assert all(len(row) == len(header) for row in rows)
+    assert section.settings["seeds"] == 3
+    assert "jax" in section.versions
+    for claim in section.claims:
+        low, high = claim.interval.low, claim.interval.high
+        assert np.isnan(low) or low <= high
+        assert claim.verdict in ("reproduced", "not reproduced", "cannot be decided")
+
+
+def test_the_report_shows_all_of_them(results):
+    text = (results / "report.html").read_text()
+    for name in SMALL:
+        assert f'id="{name}"' in text
+    assert text.count("data:image/png;base64,") == 7
+    assert not re.search(r'(src|href)="(?!data:|#)', text)
+    with (results / "claims.csv").open() as file:
+        assert len(list(csv.reader(file))) == 1 + text.count('data-label="Effect"')
+
+
+def test_a_second_run_finds_everything_finished(results, capsys):
+    before = (results / "chain" / "result.json").stat().st_mtime_ns
+    flags = SMALL["chain"].split()
+    assert cli.main(["reproduce", "chain", "--seeds", "3", "--out", str(results), *flags]) == 0
+    assert "finished earlier" in capsys.readouterr().err
+    assert (results / "chain" / "result.json").stat().st_mtime_ns == before
+
+
+def test_curves_in_the_csv_are_those_of_the_library(results):
+    """One number of the chain's CSV, learned again by hand."""
+    with (results / "chain" / "chain.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    wanted = ("truncation", "2", "retrace", "60")
+    row = next(r for r in rows if (r["panel"], r["value"], r["operator"], r["iteration"]) == wanted)
+    problem = problems.chain(3, 2, 0.0, 0.1)
+    stream = measures.streams(problem, range(3), 60, 3)
+    q = learning.evaluate(stream, problem.pi, traces.retrace(problem.pi, problem.mu, clip=2.0))
+    error = measures.relative_error(q, problem.mdp.q_values(problem.pi))[:, -1].mean()
+    assert float(row["mean"]) == pytest.approx(float(error), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind", [Chain, OpenWorld, Weights, PolicyIteration, Variance, Theory], ids=lambda kind: kind.name
+)
+def test_quick_is_smaller_and_the_default_is_the_papers(kind):
+    default, quick = kind(), kind().quick()
+    assert quick.seeds < default.seeds
+    if kind in (Chain, OpenWorld, Variance):
+        assert default.seeds == 100
+    if kind is PolicyIteration:
+        assert default.seeds == 50
+    assert json.dumps(default.settings())
+
+
+def test_the_chain_has_the_panels_of_table_1():
+    panels = Chain().panels()
+    assert [each["actions"] for each in panels["actions"]] == [5, 10, 20]
+    assert [each["horizon"] for each in panels["horizon"]] == [10, 20, 30]
+    assert [each["off_policy"] for each in panels["off_policy"]] == [0.0, 0.3, 0.7]
+    assert [each["noise"] for each in panels["noise"]] == [0.1, 0.5, 1.0]
+    assert [each["truncation"] for each in panels["truncation"]] == [1.0, 2.0, 5.0]
+    assert len(Chain().parts()) == 11
+    assert METHODS[:3] == ("one-step", "retrace", "marginalized-monte-carlo")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("reproduce nothing", "nothing"),
+        ("reproduce chain --iterations 0", "iterations must be at least 10"),
+        ("reproduce chain --truncation 1 2 3 4", "truncation must have one to three values"),
+        ("reproduce chain --off-policy 2", "beta"),
+        ("reproduce open-world --clips 2 1", "clips must be two increasing"),
+        ("reproduce weights --size 1", "size of at least 3"),
+        ("reproduce policy-iteration --iterations 1", "at least 10 iterations"),
+        ("reproduce variance --trajectories 1", "trajectories must be at least 10"),
+        ("reproduce theory --trajectories 1", "trajectories must be at least 10"),
+        ("reproduce --seeds 1", "--seeds must be at least 2"),
+        ("reproduce --discount 1.5", "--discount must lie"),
+        ("reproduce --workers 0", "--workers must be at least 1"),
+        ("show chain --n 0", "n must be"),
+        ("show nothing", "nothing"),
+    ],
+)
+def test_bad_input_is_one_clear_line(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words.split()) != 0
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_an_unwritable_folder_is_one_clear_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert cli.main(["reproduce", "theory", "--quick", "--out", str(tmp_path / "file")]) == 2
+    assert "cannot write to the folder" in capsys.readouterr().err
+
+
+def test_a_damaged_result_is_one_clear_line_and_stays(tmp_path, capsys):
+    (tmp_path / "theory").mkdir()
+    damaged = tmp_path / "theory" / "result.json"
+    damaged.write_text("{")
+    assert cli.main(["reproduce", "theory", "--quick", "--out", str(tmp_path)]) == 2
+    assert "result.json" in capsys.readouterr().err
+    assert damaged.read_text() == "{"
+
+
+@pytest.mark.parametrize("problem", ["chain", "open-world", "garnet"])
+def test_show_prints_the_rates(problem, capsys):
+    assert cli.main(["show", problem, "--n", "4", "--discount", "0.9"]) == 0
+    text = capsys.readouterr().out
+    assert "0.900000" in text  # one-step
+    assert "Retrace, c̄ = 2" in text
+
+
+def test_report_of_an_empty_folder_is_an_empty_page(tmp_path):
+    assert command.write_report(tmp_path).read_text().startswith("<!DOCTYPE html>")
