@@ -17,6 +17,7 @@ from marginax.offline._model import Model
 
 MAX_GROUPS = 1000
 DOMINANT = 0.5  # share of the weight from which a single episode decides a self-normalised average
+FEW = 30.0  # effective episodes below which a mean of weights does not show its own error
 _NEGLIGIBLE = 1e-10
 
 
@@ -29,8 +30,9 @@ class Estimate:
         influence: [G] to first order the error is the mean of these (independent) entries.
         ess: effective sample size, where weights make one meaningful.
         of: what `ess` counts, `episodes` or `transitions`.
-        open: what resampling cannot show, to be added on both sides: where one episode carries most of a
-            self-normalised average, that average hardly varies, and says nothing of what others would give.
+        open: what resampling cannot show, to be added on both sides. Where one episode carries most of a
+            self-normalised average, that average hardly varies, and says nothing of what others would give;
+            where weights average far less than 1, the episodes that matter were not drawn.
     """
 
     value: float
@@ -73,8 +75,11 @@ class Weighted:
         self.error = np.zeros((g, t))  # Σ γ^t ρ_t (r_t + γ V(x_{t+1}) - Q(x_t,a_t))
         self.mass = np.zeros((g, t))  # Σ ρ_t over steps taken
         self.ended = np.zeros((g, t + 1))  # Σ ρ_T of episodes terminated before t (cumulated at the end)
+        self.at_risk = np.zeros(
+            t + 1
+        )  # episodes whose weight at step t is known: steps taken, and ended before
         self.square = np.zeros(t)
-        self.square_ended = np.zeros(t + 1)
+        self.square_ended, self.ended_count = np.zeros(t + 1), np.zeros(t + 1)
         self.lower, self.upper = np.zeros(self.episodes), np.zeros(self.episodes)
         self.weights = np.zeros(self.episodes)
         self.ratio_sum = self.ratio_square = 0.0
@@ -124,11 +129,13 @@ class Weighted:
         self._bin(self.reward, key_steps, (discounted * log.rewards)[inside])
         self._bin(self.mass, key_steps, rho[inside])
         self.square += np.bincount(times[inside], rho[inside] ** 2, minlength=self.horizon)
+        self.at_risk[:-1] += np.bincount(times[inside], minlength=self.horizon)
         np.maximum.at(self.heaviest, times[inside], rho[inside])
         over = ends & (log.lengths <= self.horizon)
         key = group[over] * (self.horizon + 1) + log.lengths[over]
         self._bin(self.ended, key, final[over])
         self.square_ended += np.bincount(log.lengths[over], final[over] ** 2, minlength=self.horizon + 1)
+        self.ended_count += np.bincount(log.lengths[over], minlength=self.horizon + 1)
         np.maximum.at(self.heaviest_ended, log.lengths[over], final[over])
         _widen(self.return_range, returns)
         if critic is not None:
@@ -186,11 +193,14 @@ class Weighted:
         n, s = float(self.episodes), self.sums
         scale = self.groups / n
 
-        def mean(total: np.ndarray) -> Estimate:
+        def mean(total: np.ndarray, unseen: float = 0.0) -> Estimate:
             value = float(total.sum() / n)
-            return Estimate(value, scale * (total - s["size"] * value), self.ess())
+            return Estimate(value, scale * (total - s["size"] * value), self.ess(), open=unseen)
 
-        found = {"trajectory-is": mean(s["weighted"]), "per-decision-is": mean(s["decision"])}
+        found = {
+            "trajectory-is": mean(s["weighted"], self.unseen_returns()),
+            "per-decision-is": mean(s["decision"], self.unseen_rewards()),
+        }
         weight = float(s["weight"].sum())
         if weight > 0:
             value = float(s["weighted"].sum() / weight)
@@ -207,6 +217,22 @@ class Weighted:
                     self.error, s["base"], self.error_range[1] - self.error_range[0]
                 )
         return found
+
+    def unseen_returns(self) -> float:
+        """What episodes that a thin sample of weights misses may add: (1 - mean ρ_T) times the range of returns."""
+        if self.ess() >= FEW:
+            return 0.0
+        missing = max(0.0, 1.0 - float(self.weights.mean()))
+        return missing * (self.return_range[1] - self.return_range[0])
+
+    def unseen_rewards(self) -> float:
+        """The same for rewards, Σ_t γ^t (1 - mean ρ_t) times their range, over the steps with few effective episodes."""
+        mass = (self.mass + np.cumsum(self.ended, axis=1)[:, :-1]).sum(axis=0)
+        known = (self.at_risk + np.cumsum(self.ended_count))[:-1]
+        average = np.divide(mass, known, out=np.ones_like(mass), where=known > 0)
+        missing = np.where(self.ess_by_time() < FEW, np.maximum(0.0, 1.0 - average), 0.0)
+        span = self.reward_range[1] - self.reward_range[0]
+        return span * float((self.discount ** np.arange(self.horizon)) @ missing)
 
     def _over_time(self, terms: np.ndarray, base: np.ndarray, span: float) -> Estimate:
         """Σ_t (Σ_i terms_it / Σ_i ρ_it), plus the mean of `base`, by the delta method.

@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.stats import norm
 
+_ROUNDING = 1e-6  # logs hold single precision: no interval is narrower than that, relative to the value
 _LEAST = 1e-9  # a resample in which nothing varies says nothing: its t* is infinite
 _MOST = 20.0  # standard errors; beyond this the resampling has lost the few episodes that matter
 
@@ -64,9 +65,11 @@ def bootstrap(
     if n < 2:
         return Interval(-np.inf, np.inf, level)
     error = psi.std(ddof=1) / np.sqrt(n)
-    if error == 0 or not np.isfinite(error):
-        width = 0.0 if error == 0 else np.inf
-        return Interval(value - width, value + width, level)
+    if not np.isfinite(error):
+        return Interval(-np.inf, np.inf, level)
+    rounding = _ROUNDING * max(1.0, abs(value))
+    if error <= rounding:
+        return Interval(value - rounding, value + rounding, level)
     scaled = psi / (error * np.sqrt(n))
     counts = _resamples(n, replicates, seed)
     mean, square = (counts @ np.stack([scaled, scaled**2], axis=1) / n).T

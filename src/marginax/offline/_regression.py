@@ -39,8 +39,13 @@ class Regression:
         """[S, A] ratios, zero where the log never went."""
         return np.divide(self.weighted, self.visits, out=np.zeros(self.shape), where=self.visits > 0)
 
-    def estimate(self, chunks: Iterable[tuple[Log, np.ndarray]], episodes: int) -> Estimate:
-        """The value and its influence, ψ_i = Σ_t γ^t (ρ_t r̂ + w r_t - w r̂) - value, in one more pass."""
+    def estimate(
+        self, chunks: Iterable[tuple[Log, np.ndarray]], episodes: int, unseen: float = 0.0
+    ) -> Estimate:
+        """The value and its influence, ψ_i = Σ_t γ^t (ρ_t r̂ + w r_t - w r̂) - value, in one more pass.
+
+        `unseen` is what the episodes that its weights miss may add (`Weighted.unseen_rewards`).
+        """
         w = self.weights().ravel()
         seen = self.visits > 0
         mean = np.divide(self.rewards, self.visits, out=np.zeros(self.shape), where=seen).ravel()
@@ -57,4 +62,4 @@ class Regression:
         visits = self.visits.ravel()
         square = float((visits * w**2).sum())
         ess = float((visits * w).sum()) ** 2 / square if square > 0 else 0.0
-        return Estimate(value, (total - size * value) * (groups / episodes), ess, "transitions")
+        return Estimate(value, (total - size * value) * (groups / episodes), ess, "transitions", unseen)

@@ -75,7 +75,7 @@ def evaluate_tabular(
         estimates["certainty-equivalence"] = marginal.estimate(effective_transitions(model.weights, visits))
     if regression is not None:
         chunks = ((log, _ratios(policy, pi, mu, log)) for log in progress("regression", source.chunks()))
-        estimates["regression"] = regression.estimate(chunks, counts.episodes)
+        estimates["regression"] = regression.estimate(chunks, counts.episodes, weighted.unseen_rewards())
 
     estimates.update(_dual_estimates(source, counts, model, pi, discount, estimators, estimates, notes))
     estimates.update(_fitted(source, counts, model, pi, mu, discount, estimators, notes, progress))

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from marginax.offline._answers import Answer, Verdict
+from marginax.offline._importance import FEW
 from marginax.offline._intervals import Interval
 
-FEW = 30.0  # effective episodes below which importance sampling says little
 LOST = 0.2  # discounted probability of leaving the support above which nothing is said
 FAINT = 0.01  # the same, below which it is not worth a word
 
