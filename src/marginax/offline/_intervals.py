@@ -31,7 +31,7 @@ class Interval:
         return self.high - self.low
 
     def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
+        return bool(self.low <= value <= self.high)
 
 
 def bootstrap(

@@ -7,7 +7,7 @@ spread of the members is a bootstrap over episodes. Losses are means over transi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
@@ -23,7 +23,7 @@ from marginax.deep.networks import MLP
 from marginax.offline._features import Features
 from marginax.offline._observations import Pairs
 
-MOMENTS = 150  # features that a marginalized ratio is balanced against
+MOMENTS = 90  # features that a marginalized ratio is balanced against
 
 
 @dataclass(frozen=True)
@@ -291,8 +291,11 @@ def ratios(
     per_episode = jnp.asarray(weights)
     episodes, steps = len(rows.start_weights), len(rows.rewards)
     share = episodes / steps
-    level = share / (1 - discount * (1 - float(rows.terminal.mean())))
+    horizon = 1 / (1 - discount * (1 - float(rows.terminal.mean())))
+    level = share * horizon
     batch = training.batch
+    if method == "fenchel":  # ν of weights that are `level` everywhere
+        network = eqx.tree_at(lambda net: net.biases[-1], network, network.biases[-1] + horizon)
 
     def positive(network: MLP, rows: Rows, index: Array) -> Array:
         return level * jax.nn.softplus(_at(network, rows, index) + 0.54)
@@ -307,7 +310,7 @@ def ratios(
         assert moments is not None
 
         def balance(key: Array) -> Array:
-            index = jax.random.randint(key, (4 * batch,), 0, steps)
+            index = jax.random.randint(key, (8 * batch,), 0, steps)
             per_row = per_episode[:, rows.episode[index]]
             if linear is not None and method == "saddle-point":
                 gap = linear @ moments.here[index].T - positive(network, rows, index)
@@ -323,7 +326,8 @@ def ratios(
         return product - share / level * start.sum()
 
     linear = _balanced(moments, per_episode[:, rows.episode], per_episode, share) if moments else None
-    fitted = descend(loss, network, second, training, (rows, moments))
+    faster = replace(training, rate=3 * training.rate) if method == "fenchel" else training
+    fitted = descend(loss, network, second, faster, (rows, moments))
     blocks = np.array_split(np.arange(steps), max(1, steps // 50_000))
     if method == "fenchel":
         assert moments is not None

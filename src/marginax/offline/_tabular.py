@@ -362,7 +362,7 @@ def _diagnose(
         "behaviour_deviation": None if check is None else check.deviation,
         "behaviour_error": None if check is None else check.error,
         "behaviour_suspicious": check is not None and check.suspicious,
-        "span": model.fill_range[1] - model.fill_range[0],
+        "span": weighted.return_range[1] - weighted.return_range[0],
     }
 
 

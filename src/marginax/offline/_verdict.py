@@ -23,7 +23,7 @@ def judge(
     Args:
         answers: by estimator.
         diagnostics: `unsupported`, `ess`, `mean_weight`, `mean_weight_error`, `tail_target`,
-            `behaviour_suspicious`, `span` (range of values that the log makes plausible).
+            `behaviour_suspicious`, `span` (range of the returns in the log).
         preferred: bootstrapping estimators to recommend, best first.
     """
     text: list[str] = []
@@ -67,8 +67,8 @@ def judge(
     span = float(diagnostics["span"])
     if span > 0 and chosen.interval.width > span:
         text.append(
-            f"Even the best interval, {chosen.interval.low:.4g} to {chosen.interval.high:.4g}, is wider than all "
-            "values this log makes plausible: more episodes are needed."
+            f"Even the best interval, {chosen.interval.low:.4g} to {chosen.interval.high:.4g}, is wider than the range "
+            "of returns in the log: more episodes are needed."
         )
         return Verdict("cannot tell", None, tuple(text))
     if model is not None and checkable is not None and weights_fine:

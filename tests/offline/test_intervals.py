@@ -1,0 +1,79 @@
+"""Coverage at the nominal rate, on a problem small enough to repeat."""
+
+import jax
+import numpy as np
+import pytest
+
+import marginax as mx
+from marginax.offline import Log, bootstrap, concentration, evaluate
+from marginax.offline._intervals import clipped_lower_bound
+
+REPETITIONS = 200
+NAMES = (
+    "per-decision-is",
+    "weighted-per-decision-is",
+    "doubly-robust",
+    "weighted-doubly-robust",
+    "certainty-equivalence",
+    "regression",
+)
+
+
+@pytest.fixture(scope="module")
+def coverage():
+    """How often the truth lies in the interval of each estimator: a chain of four, 100 episodes a log."""
+    mdp, pi, mu = mx.problems.chain(n=4, actions=2, noise=0.3, discount=0.9)
+    pi = 0.6 * pi + 0.4 * mu
+    truth = float(mdp.initial @ mdp.v_values(pi))
+    episodes = 100
+    batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=REPETITIONS * episodes, horizon=5)
+    log = Log.from_trajectories(batch)
+    inside = dict.fromkeys((*NAMES, "bound"), 0)
+    for k in range(REPETITIONS):
+        part = log.select(np.arange(k * episodes, (k + 1) * episodes))
+        answers = evaluate(part, pi, discount=0.9, estimators=NAMES).answers
+        for name in NAMES:
+            inside[name] += truth in answers[name].interval
+        inside["bound"] += truth in answers["per-decision-is"].bound
+    return {name: n / REPETITIONS for name, n in inside.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_intervals_cover_at_their_nominal_rate(coverage, name):
+    """95%, within three standard errors of 200 repetitions (1.5% each)."""
+    assert 0.904 <= coverage[name] <= 0.996
+
+
+def test_the_concentration_bound_always_covers(coverage):
+    assert coverage["bound"] == 1.0
+
+
+def test_bootstrap_of_a_skewed_mean_covers_where_the_normal_interval_falls_short():
+    rng = np.random.default_rng(0)
+    inside = normal = 0
+    for _ in range(400):
+        x = rng.lognormal(sigma=1.0, size=40)
+        truth = np.exp(0.5)
+        inside += truth in bootstrap(x.mean(), x - x.mean())
+        normal += abs(x.mean() - truth) < 1.96 * x.std(ddof=1) / np.sqrt(40)
+    assert inside / 400 > 0.91
+    assert inside >= normal
+
+
+def test_degenerate_samples_have_no_false_width():
+    assert bootstrap(2.0, np.zeros(10)).width < 1e-5
+    assert bootstrap(2.0, np.zeros(1)).width == np.inf
+
+
+def test_the_clipped_bound_is_a_lower_bound_for_heavy_tails():
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        x = rng.pareto(1.5, size=2000)  # mean 2, infinite variance
+        assert 0.0 < clipped_lower_bound(x, 0.05) < 2.0
+    assert clipped_lower_bound(np.ones(10), 0.05) == 0.0
+    assert clipped_lower_bound(np.zeros(1000), 0.05) == 0.0
+
+
+def test_the_concentration_bound_stays_within_what_is_possible():
+    bound = concentration(np.zeros(100), np.zeros(100), (-1.0, 3.0))
+    assert (bound.low, bound.high) == (-1.0, 3.0)

@@ -1,0 +1,151 @@
+"""Logs with observations: features against tables, networks against features, behaviour against what was logged."""
+
+import numpy as np
+import pytest
+
+from marginax.offline import Log, Training, evaluate
+from marginax.offline._behaviour_network import fit_behaviour
+from marginax.offline._features import fit
+from marginax.offline._observations import prepare, target_probability
+from marginax.offline._policies import FunctionPolicy
+
+GAMMA = 0.9
+QUICK = Training(steps=400, batch=64, hidden=(32, 32), members=3)
+
+
+def softmax(slope):
+    def policy(x):
+        z = np.exp(np.stack([slope * x[:, 0], np.zeros(len(x)), -slope * x[:, 0]], axis=1))
+        return z / z.sum(axis=1, keepdims=True)
+
+    return policy
+
+
+def gaussian(slope, std=0.4):
+    return lambda x: (-slope * x[:, :1], np.full((len(x), 1), std))
+
+
+def roll(policy, episodes, steps, seed):
+    """A noisy linear process that pays for being near the origin; discrete or continuous pushes."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(episodes, 2))
+    states, actions, rewards, chances = [x], [], [], []
+    for _ in range(steps):
+        answer = policy(x)
+        if isinstance(answer, tuple):
+            mean, std = answer
+            a = mean + std * rng.normal(size=mean.shape)
+            z = ((a - mean) / std)[:, 0]
+            chance, push = np.exp(-0.5 * z**2) / (np.sqrt(2 * np.pi) * std[:, 0]), a[:, 0]
+        else:
+            a = np.minimum((rng.random(episodes)[:, None] > answer.cumsum(axis=1)).sum(axis=1), 2)
+            chance, push = answer[np.arange(episodes), a], (a - 1.0) * 0.5
+        rewards.append(1 - np.minimum((x**2).sum(axis=1), 4) / 4)
+        x = np.stack([0.9 * x[:, 0] + push, 0.8 * x[:, 1] + 0.3 * x[:, 0]], axis=1)
+        x = x + 0.2 * rng.normal(size=x.shape)
+        states.append(x)
+        actions.append(a)
+        chances.append(chance)
+    return tuple(np.stack(part, axis=1) for part in (states, actions, rewards, chances))
+
+
+def log_of(policy, episodes=200, steps=30, seed=0, known=True):
+    states, actions, rewards, chances = roll(policy, episodes, steps, seed)
+    parts = zip(states, actions, rewards, chances, strict=True)
+    return Log.from_episodes(
+        [
+            {"states": s, "actions": a, "rewards": r, "terminal": False, "behaviour": c if known else None}
+            for s, a, r, c in parts
+        ]
+    )
+
+
+def value_of(policy):
+    rewards = roll(policy, 20_000, 120, 99)[2]
+    return float((rewards * GAMMA ** np.arange(120)).sum(axis=1).mean())
+
+
+@pytest.mark.parametrize(
+    ("mu", "pi"),
+    [(softmax(0.3), softmax(1.0)), (gaussian(0.1), gaussian(0.3))],
+    ids=["discrete", "continuous"],
+)
+def test_features_and_doubly_robust_find_the_value(mu, pi):
+    log = log_of(mu)
+    names = ("per-decision-is", "doubly-robust", "weighted-doubly-robust", "certainty-equivalence")
+    result = evaluate(log, pi, discount=GAMMA, estimators=names, training=QUICK)
+    truth = value_of(pi)
+    for name in names[1:]:
+        one = result.answers[name]
+        assert abs(one.value - truth) < max(4 * one.error, 0.1), name
+    assert result.answers["certainty-equivalence"].error < 0.15
+    assert abs(result.behaviour.value - truth) > 0.3  # the log itself is no answer
+    assert result.diagnostics["unsupported"] < 0.05
+
+
+def test_features_with_one_hot_observations_are_tabular_certainty_equivalence():
+    from reference.offline_logs import GAMMA as gamma
+    from reference.offline_logs import garnet_log
+
+    _, pi, _, log = garnet_log(0, episodes=200)
+    tabular = evaluate(log, pi, discount=gamma, estimators=["certainty-equivalence"])
+    eye = np.eye(5)
+    spread = Log(eye[log.states], log.actions, log.rewards, eye[log.next_states], log.terminal, log.offsets)
+    linear = fit(prepare(spread, FunctionPolicy(lambda x: x @ pi), 0), gamma, 0)
+    expected = tabular.answers["certainty-equivalence"]
+    assert abs(float(linear.starts.mean()) - expected.value) < 0.02 * max(1.0, abs(expected.value))
+    dual = float((linear.weights * log.rewards).sum() / log.num_episodes)
+    np.testing.assert_allclose(dual, linear.starts.mean(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("mu", [softmax(0.6), gaussian(0.2)], ids=["discrete", "continuous"])
+def test_a_fitted_behaviour_policy_is_near_the_true_one_and_calibrated(mu):
+    log = log_of(mu, episodes=300)
+    fitted = fit_behaviour(prepare(log, FunctionPolicy(mu), 0), 0, Training(steps=800, batch=128))
+    error = np.log(fitted.chance) - np.log(log.behaviour)
+    assert np.sqrt((error**2).mean()) < 0.15
+    assert fitted.calibration.error < 0.04
+    assert not fitted.calibration.suspicious
+    assert fitted.support.mean() < 0.02
+
+
+def test_networks_agree_with_features():
+    log = log_of(softmax(0.3), episodes=200, steps=20)
+    names = ["certainty-equivalence", "saddle-point", "fenchel", "fqe-retrace"]
+    training = Training(steps=800, batch=32, hidden=(32, 32), members=2)
+    answers = evaluate(log, softmax(0.8), discount=GAMMA, estimators=names, training=training).answers
+    truth = value_of(softmax(0.8))
+    for name in names:
+        assert abs(answers[name].value - truth) < 0.5, name
+        assert answers[name].interval.width > 0
+
+
+def test_a_deterministic_policy_has_no_importance_sampling():
+    log = log_of(gaussian(0.1), episodes=60, steps=15)
+    names = ("per-decision-is", "certainty-equivalence")
+    result = evaluate(log, gaussian(0.3, std=0.0), discount=GAMMA, estimators=names, training=QUICK)
+    assert list(result.answers) == ["certainty-equivalence"]
+    assert any("deterministic" in note for note in result.notes)
+    assert result.verdict.status != "trust"
+
+
+def test_density_of_a_gaussian_target():
+    log = log_of(gaussian(0.1), episodes=5, steps=4)
+    np.testing.assert_allclose(
+        target_probability(FunctionPolicy(gaussian(0.1)), log), log.behaviour, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "policy", "message"),
+    [
+        (lambda: log_of(softmax(0.3), 5, 4), gaussian(0.1), "is Gaussian, and the log's actions are indices"),
+        (lambda: log_of(gaussian(0.1), 5, 4), softmax(0.3), "returned probabilities; the log's actions are"),
+        (lambda: log_of(softmax(0.3), 5, 4), lambda x: np.ones((len(x), 1)), "the policy has 1 actions"),
+        (lambda: log_of(softmax(0.3), 5, 4), lambda x: np.ones((2, 3)) / 3, r"returned shape \(2, 3\) for 1"),
+        (lambda: log_of(softmax(0.3), 5, 4), np.full((2, 3), 1 / 3), "a table of states cannot be a policy"),
+    ],
+)
+def test_policies_that_do_not_fit_are_refused(log, policy, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate(log(), policy, discount=GAMMA, training=QUICK)

@@ -1,0 +1,173 @@
+"""Target policies in all their forms, and what is refused."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from marginax.offline import evaluate, load_policy, open_data
+from reference.offline_logs import GAMMA, garnet_log
+
+NAMES = ("per-decision-is", "weighted-doubly-robust", "certainty-equivalence")
+
+
+@pytest.fixture
+def case(tmp_path):
+    """A log as a Parquet file, its policy, and the answers for the policy as a table."""
+    _, pi, _, log = garnet_log(0)
+    table = {
+        "episode": np.repeat(np.arange(log.num_episodes), log.lengths),
+        "state": log.states,
+        "action": log.actions,
+        "reward": log.rewards,
+        "next_state": log.next_states,
+        "terminal": log.terminal,
+        "behaviour": log.behaviour,
+    }
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table(table), path)
+    return path, pi, log
+
+
+def values(path, policy):
+    answers = evaluate(path, policy, discount=GAMMA, estimators=NAMES).answers
+    return [answers[name].value for name in NAMES]
+
+
+def test_every_form_of_a_policy_gives_the_same_answers(case, tmp_path, monkeypatch):
+    path, pi, log = case
+    expected = values(path, pi)
+    np.save(tmp_path / "pi.npy", pi)
+    np.savetxt(tmp_path / "pi.csv", pi, delimiter=",", header="left,stay,right", comments="")
+    np.save(tmp_path / "rows.npy", pi[log.states])
+    pq.write_table(pa.table({f"p{k}": pi[log.states, k] for k in range(3)}), tmp_path / "rows.parquet")
+    np.save(tmp_path / "taken.npy", pi[log.states, log.actions])
+    (tmp_path / "my_policies.py").write_text(
+        "import numpy as np\nimport pathlib\n"
+        "TABLE = np.load(pathlib.Path(__file__).with_name('pi.npy'))\n"
+        "def target(states):\n    return TABLE[states]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    names = ("pi.npy", "pi.csv", "rows.npy", "rows.parquet", "taken.npy")
+    for form in (*(str(tmp_path / name) for name in names), "my_policies:target", lambda x: pi[x]):
+        np.testing.assert_allclose(values(path, form), expected, rtol=1e-6, err_msg=str(form))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ([[0.5, 0.6]], "row 0 sums to 1.1"),
+        ([[0.5, 0.5], [-0.5, 1.5]], r"negative, but policy\[1, 0\] = -0.5"),
+        ([[0.5, np.nan]], "finite"),
+        ([0.5, 0.5], "shape"),
+        ("half", "array of real numbers|is not a .npy"),
+    ],
+)
+def test_broken_tables_are_refused(table, message):
+    with pytest.raises(ValueError, match=message):
+        load_policy(table)
+
+
+def test_broken_files_and_names_are_refused(case, tmp_path):
+    path, pi, _ = case
+    with pytest.raises(FileNotFoundError, match="no policy file"):
+        load_policy(tmp_path / "missing.npy")
+    with pytest.raises(ValueError, match="cannot import 'no_such_module'"):
+        load_policy("no_such_module:f")
+    with pytest.raises(ValueError, match="has no function 'nothing'"):
+        load_policy("marginax.policies:nothing")
+    np.save(tmp_path / "object.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="not a plain NumPy array"):
+        load_policy(tmp_path / "object.npy")
+    (tmp_path / "words.csv").write_text("a,b\nyes,no\n")
+    with pytest.raises(ValueError, match="not a table of numbers"):
+        load_policy(tmp_path / "words.csv")
+    np.save(tmp_path / "short.npy", np.full(3, 0.5))
+    with pytest.raises(ValueError, match="3 rows of probabilities, and the log has more: episode 2, step 0"):
+        evaluate(path, str(tmp_path / "short.npy"), discount=GAMMA)
+    with pytest.raises(ValueError, match=r"state \d is outside the policy's table, which has 2 states"):
+        evaluate(path, pi[:2], discount=GAMMA)
+    with pytest.raises(ValueError, match="outside the policy's table, which has 1 actions"):
+        evaluate(path, np.ones((5, 1)), discount=GAMMA)
+
+
+def test_a_policy_outside_the_support_is_not_scored(case):
+    """All mass on actions that the log of action 0 alone never took."""
+    _, _, log = case
+    from marginax.offline import Log
+
+    states = [list(log.states[a:b]) for a, b in zip(log.offsets[:-1], log.offsets[1:], strict=True)]
+    only = Log.from_episodes(
+        [{"states": s, "actions": [0] * len(s), "rewards": [1.0] * len(s), "terminal": True} for s in states]
+    )
+    outside = np.tile([0.0, 0.5, 0.5], (5, 1))
+    result = evaluate(only, outside, discount=GAMMA)
+    assert result.verdict.status == "cannot tell"
+    assert result.verdict.estimator is None
+    assert result.diagnostics["unsupported"] == pytest.approx(1.0)
+    assert result.diagnostics["unsupported_pairs"]
+    partly = evaluate(only, np.tile([0.97, 0.03, 0.0], (5, 1)), discount=GAMMA)
+    assert partly.verdict.status != "trust"
+    lost = partly.diagnostics["unsupported"]
+    assert 0 < lost < 0.2
+    # Beside sampling error the interval leaves room for any value of what was never seen.
+    chosen = partly.answers["certainty-equivalence"]
+    assert chosen.interval.width > 2 * 1.95 * chosen.error + 1e-3
+    full = evaluate(only, np.tile([1.0, 0.0, 0.0], (5, 1)), discount=GAMMA)
+    assert full.verdict.status == "trust"
+
+
+def test_behaviour_probabilities_that_are_wrong_are_noticed(case):
+    _, pi, log = case
+    from dataclasses import replace
+
+    _, pi, _, log = garnet_log(1, episodes=400)
+    wrong = replace(log, behaviour=np.full(len(log), 0.9))
+    result = evaluate(wrong, pi, discount=GAMMA)
+    assert result.diagnostics["behaviour_suspicious"]
+    assert "do not match how often" in " ".join(result.verdict.text)
+    assert not evaluate(log, pi, discount=GAMMA).diagnostics["behaviour_suspicious"]
+
+
+def test_behaviour_may_be_estimated_or_given(case):
+    path, pi, log = case
+    _, _, mu, _ = garnet_log(0)
+    given = evaluate(path, pi, discount=GAMMA, behaviour=mu, estimators=NAMES)
+    logged = evaluate(path, pi, discount=GAMMA, estimators=NAMES)
+    np.testing.assert_allclose(given.answers[NAMES[0]].value, logged.answers[NAMES[0]].value, rtol=1e-4)
+    estimated = evaluate(path, pi, discount=GAMMA, behaviour="estimated", estimators=NAMES)
+    assert estimated.settings["behaviour"] == "estimated"
+    assert estimated.answers[NAMES[0]].value != logged.answers[NAMES[0]].value
+    assert estimated.answers[NAMES[0]].bound is None
+    assert logged.answers[NAMES[0]].bound is not None
+    frequencies = np.zeros((5, 3))
+    np.add.at(frequencies, (log.states, log.actions), 1)
+    frequencies /= frequencies.sum(axis=1, keepdims=True)
+    same = evaluate(path, pi, discount=GAMMA, behaviour=frequencies, estimators=NAMES)
+    np.testing.assert_allclose(same.answers[NAMES[0]].value, estimated.answers[NAMES[0]].value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"discount": 1.0}, "discount must lie in"),
+        ({"estimators": ["magic"]}, "unknown estimator 'magic'"),
+        ({"behaviour": "guess"}, "behaviour must be auto, logged, estimated"),
+        ({"behaviour": np.ones((2, 2)) / 2}, r"behaviour must have shape \(5, 3\)"),
+        ({"reward_range": (0.0, 0.1)}, "does not contain the log's rewards"),
+        ({"level": 2.0}, "level must lie in"),
+    ],
+)
+def test_impossible_settings_are_refused(case, settings, message):
+    path, pi, _ = case
+    with pytest.raises(ValueError, match=message):
+        evaluate(path, pi, **settings)
+
+
+def test_a_single_episode_is_refused():
+    from marginax.offline import Log
+
+    log = Log.from_episodes([{"states": [0, 0], "actions": [0], "rewards": [1.0], "terminal": True}])
+    with pytest.raises(ValueError, match="single episode"):
+        evaluate(log, [[1.0]])
+    assert len(open_data(log).read()) == 1
