@@ -1,5 +1,6 @@
 """A population against a plain loop; workers, fusing, interruptions and failures change nothing they should not."""
 
+import dataclasses
 import time
 
 import jax
@@ -68,6 +69,12 @@ def test_equals_a_plain_loop_with_policies_one_block_old(plain):
         batch = replay.sample(buffer, sample_key, batch=8, length=config.length)
         _, metrics = td3.update(config, state, batch, noise_key, delayed=True)  # on the last batch once more
         np.testing.assert_allclose(row[COLUMNS.index("critic_loss")], metrics.critic_loss, rtol=1e-2)
+        _, retraced = td3.update(
+            dataclasses.replace(config, operator="retrace"), state, batch, noise_key, delayed=False
+        )
+        if name == "marginalized":  # what Retrace's targets would have been on this batch
+            rival = row[COLUMNS.index("error_variance_retrace")]
+            np.testing.assert_allclose(rival, retraced.error_variance, rtol=1e-2)
         *_, returns = evaluate(spec, unpack(plain._newest[agent], [3, 8, 1]), 240, 1)
         assert row[COLUMNS.index("return")] == returns.mean()
 

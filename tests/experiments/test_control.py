@@ -72,9 +72,11 @@ def test_lengths_of_time():
 def made_up(level, seeds=10, noise=1.0, variance=1.0):
     generator = np.random.default_rng(0)
     returns = level + noise * generator.normal(size=(seeds, 20))
-    return Curves(
-        np.arange(20), returns, np.zeros(seeds, bool), {"error_variance": np.full((seeds, 20), variance)}
-    )
+    values = {
+        "error_variance": np.full((seeds, 20), variance),
+        "error_variance_retrace": np.ones((seeds, 20)),
+    }
+    return Curves(np.arange(20), returns, np.zeros(seeds, bool), values)
 
 
 def test_verdicts_follow_from_the_data():

@@ -9,6 +9,7 @@ parameters and the metrics. Replay buffers stay on the device.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
@@ -22,14 +23,16 @@ from jaxtyping import Array, Float
 from marginax.deep import replay, td3
 from marginax.deep.config import TD3Config
 from marginax.deep.estimator import Estimator
-from marginax.deep.networks import MLP
-from marginax.deep.replay import Replay
+from marginax.deep.networks import MLP, value
+from marginax.deep.replay import Replay, Sequences
 from marginax.deep.td3 import Metrics, TD3State
 from marginax.simulators.agents import row_width
 
 # Settings of the half of an update that all agents take together, and of the schedule.
 _SHARED = ("update_every", "update_after", "hidden", "policy_delay", "batch_size", "learning_rate", "polyak")
-METRICS = tuple(field.name for field in fields(Metrics))
+# What an update says of itself, and what `error_variance` were on the same batch with another operator's targets.
+RIVALS = ("one-step", "retrace")
+METRICS = (*(field.name for field in fields(Metrics)), *(f"error_variance_{name}" for name in RIVALS))
 
 
 class LearnerState(NamedTuple):
@@ -197,9 +200,21 @@ class Plan:
         self, g: int, agents: TD3State, estimators: tuple[Estimator | None, ...], batch: Any, keys: Array
     ) -> Array:
         """What the next update on the block's last batch would say of itself; nothing is updated."""
-        update = jax.vmap(partial(td3.update, self.configs[g], delayed=True))
-        _, metrics = update(self._group(g, agents, estimators[g]), batch, keys)
-        return jnp.stack([getattr(metrics, name) for name in METRICS], axis=1)
+        config, group = self.configs[g], self._group(g, agents, estimators[g])
+        _, metrics = jax.vmap(partial(td3.update, config, delayed=True))(group, batch, keys)
+        own = [getattr(metrics, field.name) for field in fields(Metrics)]
+        rivals = [jax.vmap(partial(_error_variance, config, name))(group, batch, keys) for name in RIVALS]
+        return jnp.stack([*own, *rivals], axis=1)
+
+
+def _error_variance(config: TD3Config, operator: str, state: TD3State, batch: Sequences, key: Array) -> Array:
+    """Variance over a batch of target minus Q for another operator; NaN where the sequences are too short for it."""
+    if operator != "one-step" and config.length == 1:
+        return jnp.full((), jnp.nan)
+    rival = dataclasses.replace(config, operator=operator)
+    batch = jax.tree.map(lambda x: x[: rival.length], batch)
+    aimed = td3.aim(rival, td3.with_estimator(state, None), batch, key, train=False)
+    return jnp.var(aimed.target - value(state.critic, aimed.ahead.features[0])[0])
 
 
 @cache

@@ -202,12 +202,13 @@ def _claims(task: str, found: dict[str, Curves], command: str) -> list[report.Cl
                     command,
                 )
             )
-            effect = _variance_ratio(found[name], found[other])
+        if "error_variance_retrace" in found[name].diagnostics:
+            effect = _variance_ratio(found[name], "retrace")
             out.append(
                 report.Claim(
-                    "Marginalized targets have lower variance",
+                    "Marginalized targets have lower variance than Retrace's",
                     f"Section 4, {task}",
-                    f"log of the ratio of the variances of target minus Q, {name} over {other}",
+                    f"log of the ratio of the variances of target minus Q on the same batches, {name} over retrace",
                     effect,
                     report.verdict(effect, high=0.0),
                     command,
@@ -236,14 +237,15 @@ def _spread_ratio(curve: Curves, base: Curves) -> report.Interval:
     return report.bootstrap(statistic, curve.final[:count], base.final[:count])
 
 
-def _variance_ratio(curve: Curves, base: Curves) -> report.Interval:
-    def typical(c: Curves) -> np.ndarray:
-        values = c.diagnostics["error_variance"]
+def _variance_ratio(curve: Curves, rival: str) -> report.Interval:
+    """Log-ratio of the variance of target minus Q to a rival's on the same batches and networks, second half."""
+
+    def typical(name: str) -> np.ndarray:
+        values = curve.diagnostics[name]
         return np.log(np.maximum(np.nanmedian(values[:, values.shape[1] // 2 :], axis=1), 1e-12))
 
-    mine, theirs = typical(curve), typical(base)
-    count = min(len(mine), len(theirs))
-    return report.bootstrap(lambda x, y: (x - y).mean(axis=1), mine[:count], theirs[:count])
+    ratio = typical("error_variance") - typical(f"error_variance_{rival}")
+    return report.bootstrap(lambda x: x.mean(axis=1), ratio)
 
 
 def _colour(index: int) -> str:
