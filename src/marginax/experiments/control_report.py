@@ -85,6 +85,9 @@ def write(settings: Settings, folder: Path) -> report.Section:
     ValueError: there are no metrics of Pendulum-v1 in nowhere
     """
     tasks = {task: curves(read_metrics(folder, task)) for task in settings.tasks}
+    order = {name: i for i, name in enumerate(settings.operators)}
+    for task, found in tasks.items():  # in the order of the command
+        tasks[task] = dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
     for task, found in tasks.items():
         if not found:
             raise ValueError(f"there are no metrics of {task} in {folder}")
@@ -257,7 +260,7 @@ def _figure(tasks: dict[str, dict[str, Curves]], folder: Path) -> None:
 
     rows: list[list[Any]] = []
     with report.plot_style():
-        figure = Figure(figsize=(3.4 * len(tasks), 3.0))
+        figure = Figure(figsize=(max(4.6, 3.4 * len(tasks)), 3.6))
         axes = figure.subplots(1, len(tasks), squeeze=False)[0]
         for axis, (task, found) in zip(axes, tasks.items(), strict=True):
             for index, (operator, curve) in enumerate(found.items()):
@@ -275,8 +278,8 @@ def _figure(tasks: dict[str, dict[str, Curves]], folder: Path) -> None:
                 rows += [[task, operator, *values] for values in zip(*columns, strict=True)]
             axis.set_title(task)
             axis.set_xlabel("environment steps")
-            axis.legend()
         axes[0].set_ylabel("return (interquartile mean)")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         report.save_figure(figure, folder, "control")
     report.write_csv(folder / "control.csv", ["task", "operator", "step", "return", "low", "high"], rows)
 
@@ -285,7 +288,7 @@ def _diagnostics(tasks: dict[str, dict[str, Curves]], folder: Path) -> None:
     from matplotlib.figure import Figure
 
     with report.plot_style():
-        figure = Figure(figsize=(6.8, 2.6 * len(tasks)))
+        figure = Figure(figsize=(6.8, 2.4 * len(tasks) + 0.8))
         grid = figure.subplots(len(tasks), 2, squeeze=False)
         for (left, right), (task, found) in zip(grid, tasks.items(), strict=True):
             for index, (operator, curve) in enumerate(found.items()):
@@ -298,5 +301,5 @@ def _diagnostics(tasks: dict[str, dict[str, Curves]], folder: Path) -> None:
             for axis in (left, right):
                 axis.set_title(task)
                 axis.set_xlabel("environment steps")
-            right.legend()
+        figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         report.save_figure(figure, folder, "control-variance")
