@@ -36,6 +36,7 @@ def test_runs_writes_and_does_not_run_again(tmp_path, capsys):
     result = json.loads((tmp_path / "control" / "result.json").read_text())
     assert len(result["tables"][0]["rows"]) == 2
     assert {c["verdict"] for c in result["claims"]} <= {"reproduced", "not reproduced", "cannot be decided"}
+    assert "Figure 3" in (tmp_path / "report.html").read_text()
     for name in ("control.png", "control.pdf", "control-variance.png", "control.csv"):
         assert (tmp_path / "control" / name).stat().st_size > 0
     with pytest.raises(ValueError, match="another number of shards"):

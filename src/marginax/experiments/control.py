@@ -273,9 +273,11 @@ def control(
         if deadline is not None and not done:
             break
     if finished and report:
+        from marginax.experiments.command import write_report
         from marginax.experiments.control_report import write
 
         write(settings, folder)
+        print(f"{write_report(out)}", flush=True)
     return finished
 
 
