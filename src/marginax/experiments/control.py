@@ -24,7 +24,9 @@ from typing import Any
 __all__ = ["OPERATORS", "TASKS", "Settings", "agent_settings", "control", "read_metrics", "seconds", "slug"]
 
 TASKS = ("mujoco/cheetah-run", "mujoco/walker-run", "pybullet/HalfCheetah", "pybullet/Ant")
+"""The four tasks of Figure 3."""
 OPERATORS = ("one-step", "retrace-paper", "retrace", "marginalized-saddle-point", "marginalized-regression")
+"""The operators that are compared by default."""
 
 
 @dataclasses.dataclass(frozen=True)
