@@ -50,6 +50,7 @@ def test_the_same_command_again_has_nothing_to_do(trained, capsys):
         (["--learning-rate", "nan"], "learning_rate must be above 0"),
         (["--sequence-length", "0"], "sequence_length must be at least 1"),
         (["--episodes", "0"], "episodes must be at least 1"),
+        (["--later-steps", "one", "--weights", "fenchel"], "later_steps must be 'all' for weights 'fenchel'"),
         (["--workers", "0"], "workers must be at least 1"),
         (["--evaluate-every", "30"], "evaluate_every must be a positive multiple"),
     ],

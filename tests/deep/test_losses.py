@@ -106,6 +106,39 @@ def test_n_step_is_the_sum_of_rewards_and_one_bootstrap():
         assert computed[b] == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_a_target_from_one_later_step_is_right_on_average(conditioned, monkeypatch):
+    """Over the law of the drawn step, targets and losses of the weights equal those of whole sequences."""
+    settings = {"target_noise": 0.0, "start_conditioned": conditioned, "trace_scale": 0.8}
+    whole, single = (config_of("marginalized", later_steps=n, **settings) for n in ("all", "one"))
+    state = agent(whole)
+    batch = replay.sample(filled(transitions(5, 40), 31), jax.random.key(2), batch=64, length=4)
+    expected = td3.aim(whole, state, batch, jax.random.key(0), train=True)
+    law = losses.draw_steps
+    _, probabilities = law(single, 10_000, jax.random.key(1))
+    total, loss, length = jnp.zeros(64), 0.0, 0.0
+    for step, p in zip((1, 2, 3), np.unique(probabilities)[::-1], strict=True):
+        drawn = (jnp.full(64, step, jnp.int32), jnp.full(64, p))
+        monkeypatch.setattr(losses, "draw_steps", lambda *_, drawn=drawn: drawn)
+        aimed = td3.aim(single, state, batch, jax.random.key(0), train=True)
+        total, loss = total + p * aimed.target, loss + p * aimed.weight_loss
+        length += p * jnp.sum(aimed.credit / aimed.share, axis=0)
+        monkeypatch.setattr(losses, "draw_steps", law)
+    np.testing.assert_allclose(total, expected.target, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(loss, expected.weight_loss, rtol=1e-4)
+    np.testing.assert_allclose(length, jnp.sum(expected.credit, axis=0), rtol=1e-4)
+
+
+def test_steps_are_drawn_by_the_law_they_claim():
+    config = config_of("marginalized", later_steps="one")
+    steps, share = losses.draw_steps(config, 20_000, jax.random.key(0))
+    counts = np.bincount(np.asarray(steps), minlength=4)
+    assert counts[0] == 0
+    law = 0.693 ** np.arange(1, 4) / np.sum(0.693 ** np.arange(1, 4))
+    np.testing.assert_allclose(counts[1:] / 20_000, law, atol=0.015)
+    np.testing.assert_allclose(share, law[np.asarray(steps) - 1], rtol=1e-4)
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_padding_and_what_follows_a_terminal_step_are_never_read(operator):
     config = config_of(operator)
@@ -149,7 +182,7 @@ def test_gradients_reach_only_what_they_should(operator):
         ahead = losses.bootstrap(config, target_actor, target_critic, batch, jax.random.key(0))
         credit = ahead.products
         if estimator is not None:
-            credit, *_ = td3._weights(config, estimator, batch, ahead, train=False)
+            credit, *_ = td3._weights(config, estimator, batch, ahead, ahead.traces, train=False)
         return jnp.sum(losses.critic_targets(config, target_critic, batch, ahead, credit))
 
     slopes = jax.grad(total)(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 Operator = Literal["one-step", "n-step", "retrace", "retrace-paper", "marginalized"]
 Weights = Literal["saddle-point", "fenchel", "regression"]
 Normalisation = Literal["none", "mean", "power"]
+LaterSteps = Literal["all", "one"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,9 @@ class TD3Config:
     """How `marginalized` estimates its TD weights."""
     sequence_length: int = 5
     """Steps of a replayed sequence; `one-step` needs, and takes, only 1."""
+    later_steps: LaterSteps = "all"
+    """Which steps after the first a `marginalized` target reads: `all` of the sequence, or `one` drawn at random,
+    which costs about as much as two one-step targets whatever the length, and is noisier. Needs `regression`."""
     decay: float = 0.7
     """λ of the traces λ min(1, (π/μ)^temperature); not used by `n-step`."""
     trace_temperature: float = 1.0
@@ -85,7 +89,12 @@ class TD3Config:
     """A seed ends when its mean |Q| exceeds this many times the largest |reward| met over 1 - γ."""
 
     def __post_init__(self) -> None:
-        for name, allowed in (("operator", Operator), ("weights", Weights), ("normalisation", Normalisation)):
+        for name, allowed in (
+            ("operator", Operator),
+            ("weights", Weights),
+            ("normalisation", Normalisation),
+            ("later_steps", LaterSteps),
+        ):
             value = getattr(self, name)
             choices = typing.get_args(allowed)
             if value not in choices and not (name == "normalisation" and value is None):
@@ -113,6 +122,18 @@ class TD3Config:
         for name in ("sequence_length", "batch_size", "update_every"):
             value = getattr(self, name)
             _require(value <= self.replay_size, name, f"not exceed replay_size {self.replay_size}", value)
+
+        if self.later_steps == "one" and self.weights != "regression":
+            raise ValueError(f"later_steps must be 'all' for weights {self.weights!r}, got 'one'.")
+
+    @property
+    def samples_a_step(self) -> bool:
+        """Whether a target reads its first step and one other alone.
+
+        >>> TD3Config(operator="marginalized", later_steps="one").samples_a_step
+        True
+        """
+        return self.operator == "marginalized" and self.later_steps == "one" and self.sequence_length > 1
 
     @property
     def length(self) -> int:

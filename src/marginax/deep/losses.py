@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from marginax import targets
 from marginax.deep import weights as td_weights
@@ -72,21 +72,80 @@ def bootstrap(
            [1., 0.],
            [1., 0.]], dtype=float32)
     """
-    length, size = batch.rewards.shape
-    following = batch.next_observations.reshape(length * size, -1)
-    mean = act(target_actor, following)
-    noise = config.target_noise * jax.random.normal(key, mean.shape)
-    smoothed = jnp.clip(mean + jnp.clip(noise, -config.noise_clip, config.noise_clip), -1, 1)
-    v_next = _smaller(target_critic, jnp.concatenate([following, smoothed], -1)).reshape(length, size)
+    mean = policy_means(target_actor, batch)
+    return look_ahead(config, target_critic, batch, mean, traces(config, batch, mean), key)
+
+
+def policy_means(target_actor: MLP, batch: Sequences) -> Float[Array, "T batch m"]:
+    """The delayed actor's actions at the successors $x_{t+1}$.
+
+    >>> from marginax.deep import replay
+    >>> batch = replay.unpack(jnp.zeros((2, 3, 7)), jnp.ones((2, 3), bool), 1)
+    >>> policy_means(MLP(1, 1, (8,), key=jax.random.key(0)), batch).shape
+    (2, 3, 1)
+    """
+    following = batch.next_observations
+    return act(target_actor, following.reshape(-1, following.shape[-1])).reshape(*following.shape[:2], -1)
+
+
+def traces(config: TD3Config, batch: Sequences, means: Float[Array, "T batch m"]) -> Float[Array, "T batch"]:
+    """The traces $c(x_t, a_t)$ of the operator, 1 at the first step; `means` are those of `policy_means`.
+
+    >>> from marginax.deep import replay
+    >>> batch = replay.unpack(jnp.zeros((2, 1, 7)), jnp.ones((2, 1), bool), 1)
+    >>> traces(TD3Config(operator="retrace"), batch, jnp.zeros((2, 1, 1)))[:, 0]
+    Array([1. , 0.7], dtype=float32)
+    """
+    ones = jnp.ones(batch.rewards.shape)
+    if len(ones) == 1 or config.operator == "n-step":
+        return ones
+    # The state of step t is the successor of step t - 1.
+    log_target = log_density(batch.actions[1:], means[:-1], config.policy_scale)
+    later = trace(log_target, batch.log_behaviour[1:], config.decay, config.trace_temperature)
+    return ones.at[1:].set(later)
+
+
+def look_ahead(
+    config: TD3Config,
+    target_critic: MLP,
+    batch: Sequences,
+    means: Float[Array, "T batch m"],
+    coefficients: Float[Array, "T batch"],
+    key: Array,
+) -> Bootstrap:
+    """Bootstrap values at the policy's actions, smoothed as TD3 has it, beside the traces of the sequences.
+
+    >>> from marginax.deep import replay
+    >>> batch = replay.unpack(jnp.zeros((2, 3, 7)), jnp.ones((2, 3), bool), 1)
+    >>> critic = MLP(2, 1, (8,), copies=2, key=jax.random.key(0))
+    >>> look_ahead(TD3Config(), critic, batch, jnp.zeros((2, 3, 1)), jnp.ones((2, 3)), jax.random.key(1)).v_next.shape
+    (2, 3)
+    """
+    noise = config.target_noise * jax.random.normal(key, means.shape)
+    smoothed = jnp.clip(means + jnp.clip(noise, -config.noise_clip, config.noise_clip), -1, 1)
+    following = jnp.concatenate([batch.next_observations, smoothed], -1)
+    v_next = _smaller(target_critic, following.reshape(-1, following.shape[-1])).reshape(means.shape[:2])
     features = jnp.concatenate([batch.observations, jnp.clip(batch.actions, -1, 1)], -1)
-    traces = jnp.ones((length, size))
-    if length > 1 and config.operator != "n-step":
-        means = mean.reshape(length, size, -1)[:-1]  # x_t is the successor of step t - 1
-        log_target = log_density(batch.actions[1:], means, config.policy_scale)
-        strength = (config.decay, config.trace_temperature)
-        traces = traces.at[1:].set(trace(log_target, batch.log_behaviour[1:], *strength))
-    products = jax.vmap(td_weights.cumulative, 1, 1)(traces, batch.terminal | batch.truncated)[0]
-    return Bootstrap(v_next, traces, products, features)
+    cut = batch.terminal | batch.truncated
+    products = jax.vmap(td_weights.cumulative, 1, 1)(coefficients, cut)[0]
+    return Bootstrap(v_next, coefficients, products, features)
+
+
+def draw_steps(
+    config: TD3Config, batch: int, key: Array
+) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
+    r"""One later step for each sequence, $1 \le \tau < T$, and its probability, in proportion to $(\gamma\lambda)^\tau$.
+
+    Weights of traces with decay λ are of the order of $\lambda^\tau$, so steps are drawn about as often as they count.
+
+    >>> steps, share = draw_steps(TD3Config(sequence_length=2), 3, jax.random.key(0))
+    >>> steps, share
+    (Array([1, 1, 1], dtype=int32), Array([1., 1., 1.], dtype=float32))
+    """
+    times = jnp.arange(1, config.sequence_length)
+    logits = times * jnp.log(config.discount * max(config.decay, 0.1) + 1e-6)
+    steps = 1 + jax.random.categorical(key, logits, shape=(batch,)).astype(jnp.int32)
+    return steps, jax.nn.softmax(logits)[steps - 1]
 
 
 def critic_targets(

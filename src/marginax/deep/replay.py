@@ -154,3 +154,15 @@ def unpack(
         next_observations=rows[..., width - n :],
         valid=valid,
     )
+
+
+def pick(batch: Sequences, steps: Int[Array, " batch"]) -> Sequences:
+    """Sequences of two steps: the first, and the one at the given time of each.
+
+    >>> whole = unpack(jnp.zeros((4, 2, 7)), jnp.ones((4, 2), bool), 1)
+    >>> pick(whole, jnp.array([1, 3])).rewards.shape
+    (2, 2)
+    """
+    two = jax.tree.map(lambda x: jnp.stack([x[0], x[steps, jnp.arange(len(steps))]]), batch)
+    follows = jnp.stack([two.valid[1], jnp.zeros_like(two.valid[1])])
+    return eqx.tree_at(lambda b: b.truncated, two, ~follows & ~two.terminal)

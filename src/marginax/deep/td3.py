@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from marginax.deep import estimator as estimation
 from marginax.deep import losses, replay
@@ -18,7 +18,7 @@ from marginax.deep.config import TD3Config
 from marginax.deep.estimator import Estimator, adam
 from marginax.deep.networks import MLP
 from marginax.deep.replay import Replay, Sequences
-from marginax.deep.weights import normalise
+from marginax.deep.weights import cumulative, normalise
 
 
 class TD3State(eqx.Module):
@@ -60,7 +60,7 @@ class Metrics(eqx.Module):
         weight_mean: Mean credit of the steps t ≥ 1: TD weights, or cumulative traces for the other operators.
         weight_max: Largest credit of any step.
         effective_length: Mean over sequences of the sum of credits; 1 for one-step.
-        weight_loss: Loss of the TD weights; 0 where they are not trained.
+        weight_loss: Loss of the TD weights; 0 in updates that do not train them.
 
     >>> Metrics(*[jnp.zeros(())] * 11).q_mean
     Array(0., dtype=float32)
@@ -125,7 +125,7 @@ def update(
     state = with_estimator(state, aimed.estimator)
     pairs, observations = aimed.ahead.features[0], batch.observations[0]
     state, critic_loss, values = learn(config, state, pairs, aimed.target, observations, delayed=delayed)
-    return state, _metrics(batch, aimed, critic_loss, values[0])
+    return state, _metrics(aimed, critic_loss, values[0])
 
 
 def with_estimator(state: TD3State, estimator: Estimator | None) -> TD3State:
@@ -153,17 +153,22 @@ class Aim(eqx.Module):
         target: One constant target a sequence.
         ahead: What the target networks say along the sequences.
         credit: TD weights, or cumulative traces for the other operators.
+        share: Probability with which a step was read; 1 where all are.
+        valid: Which entries of the credit count.
+        trace_mean: Mean trace over steps t ≥ 1; 0 where none was computed.
         estimator: The TD weights' networks, after their training if there was any.
         weight_loss: Their loss; 0 where they are not trained.
 
-    >>> zeros = jnp.zeros((2, 3))
-    >>> Aim(zeros[0], losses.Bootstrap(zeros, zeros, zeros, zeros[..., None]), zeros, None, zeros[0, 0]).target.shape
-    (3,)
+    >>> sorted(Aim.__annotations__)[0]
+    'ahead'
     """
 
     target: Float[Array, " batch"]
     ahead: losses.Bootstrap
     credit: Float[Array, "T batch"]
+    share: Float[Array, "T batch"]
+    valid: Bool[Array, "T batch"]
+    trace_mean: Float[Array, ""]
     estimator: Estimator | None
     weight_loss: Float[Array, ""]
 
@@ -180,12 +185,54 @@ def aim(config: TD3Config, state: TD3State, batch: Sequences, key: Array, *, tra
     >>> aim(config, state, batch, jax.random.key(1), train=False).target
     Array([1., 1., 1.], dtype=float32)
     """
+    if config.samples_a_step:
+        return _aim_at_one(config, state, batch, key, train=train)
     ahead = losses.bootstrap(config, state.target_actor, state.target_critic, batch, key)
     credit, estimator, weight_loss = ahead.products, state.estimator, jnp.zeros(())
     if estimator is not None:
-        credit, estimator, weight_loss = _weights(config, estimator, batch, ahead, train=train)
+        discounts = jnp.where(batch.terminal, 0.0, config.discount)
+        credit, estimator, weight_loss = _weights(config, estimator, batch, ahead, discounts, train=train)
     target = losses.critic_targets(config, state.target_critic, batch, ahead, credit)
-    return Aim(jax.lax.stop_gradient(target), ahead, credit, estimator, weight_loss)
+    trace_mean = _later_mean(batch.valid, ahead.traces)
+    share = jnp.ones_like(credit)
+    return Aim(
+        jax.lax.stop_gradient(target), ahead, credit, share, batch.valid, trace_mean, estimator, weight_loss
+    )
+
+
+def _aim_at_one(config: TD3Config, state: TD3State, batch: Sequences, key: Array, *, train: bool) -> Aim:
+    """Marginalized targets from the first step and one later step τ, weighted by 1 / P(τ): the same on average.
+
+    The weight of a step needs no walk along the path to it, so only the training of the weights, which learn
+    from products of traces, looks at the steps in between.
+    """
+    step_key, noise_key = jax.random.split(key)
+    steps, probability = losses.draw_steps(config, batch.rewards.shape[1], step_key)
+    two = replay.pick(batch, steps)
+    trace_mean, coefficients = jnp.zeros(()), jnp.ones(two.rewards.shape)
+    if train:
+        means = losses.policy_means(state.target_actor, batch)
+        traces = losses.traces(config, batch, means)
+        trace_mean = _later_mean(batch.valid, traces)
+        products = jax.vmap(cumulative, 1, 1)(traces, batch.terminal | batch.truncated)[0]
+        place = (steps, jnp.arange(len(steps)))
+        coefficients = coefficients.at[1].set(products[place])
+        means = jnp.stack([means[0], means[place]])
+    else:
+        means = losses.policy_means(state.target_actor, two)
+    ahead = losses.look_ahead(config, state.target_critic, two, means, coefficients, noise_key)
+    power = config.discount ** (steps - 1) / probability  # beside the γ that a step's successor has anyway
+    discounts = jnp.where(two.terminal, 0.0, config.discount * jnp.stack([power, jnp.ones_like(power)]))
+    estimator = state.estimator
+    if estimator is None:
+        raise ValueError("state must have an estimator of TD weights.")
+    credit, estimator, weight_loss = _weights(config, estimator, two, ahead, discounts, train=train)
+    weights = credit.at[1].multiply(power)
+    target = losses.critic_targets(config, state.target_critic, two, ahead, weights)
+    share = jnp.ones_like(credit).at[1].set(probability)
+    return Aim(
+        jax.lax.stop_gradient(target), ahead, credit, share, two.valid, trace_mean, estimator, weight_loss
+    )
 
 
 def learn(
@@ -275,13 +322,18 @@ def update_block(
 
 
 def _weights(
-    config: TD3Config, estimator: Estimator, batch: Sequences, ahead: losses.Bootstrap, *, train: bool
+    config: TD3Config,
+    estimator: Estimator,
+    batch: Sequences,
+    ahead: losses.Bootstrap,
+    discounts: Array,
+    *,
+    train: bool,
 ) -> tuple[Array, Estimator, Array]:
     """TD weights for the targets, and the estimator after its training on the same batch."""
     pairs = estimation.inputs(config, ahead.features)
     weight_loss = jnp.zeros(())
     if train:
-        discounts = jnp.where(batch.terminal, 0.0, config.discount)
         sequence = (pairs, ahead.traces, discounts, batch.truncated)
         estimator, weight_loss, w = estimation.update(config, estimator, *sequence)
     else:
@@ -312,10 +364,14 @@ def _delayed(config: TD3Config, state: TD3State, observations: Array) -> TD3Stat
     )
 
 
-def _metrics(batch: Sequences, aimed: Aim, critic_loss: Array, values: Array) -> Metrics:
+def _later_mean(valid: Array, values: Array) -> Array:
+    """Mean over the valid steps t ≥ 1; 0 if there are none."""
+    later = valid.at[0].set(False)
+    return jnp.sum(jnp.where(later, values, 0)) / jnp.maximum(jnp.sum(later), 1)
+
+
+def _metrics(aimed: Aim, critic_loss: Array, values: Array) -> Metrics:
     target, credit = aimed.target, aimed.credit
-    later = batch.valid.at[0].set(False)
-    count = jnp.maximum(jnp.sum(later), 1)
     return Metrics(
         critic_loss=critic_loss,
         q_mean=jnp.mean(values),
@@ -323,9 +379,9 @@ def _metrics(batch: Sequences, aimed: Aim, critic_loss: Array, values: Array) ->
         target_mean=jnp.mean(target),
         target_variance=jnp.var(target),
         error_variance=jnp.var(target - values),
-        trace_mean=jnp.sum(jnp.where(later, aimed.ahead.traces, 0)) / count,
-        weight_mean=jnp.sum(jnp.where(later, credit, 0)) / count,
+        trace_mean=aimed.trace_mean,
+        weight_mean=_later_mean(aimed.valid, credit),
         weight_max=jnp.max(credit),
-        effective_length=jnp.mean(jnp.sum(credit, axis=0)),
+        effective_length=jnp.mean(jnp.sum(credit / aimed.share, axis=0)),
         weight_loss=aimed.weight_loss,
     )

@@ -53,7 +53,7 @@ class Trainer:
         simulator = self.actor.simulator
         self.sizes = {"observation_size": simulator.observation_size, "action_size": simulator.action_size}
         self.key = jax.random.key(seed)
-        self.state = jax.jit(lambda key: td3.init(config, key=key, **self.sizes))(self.key)
+        self.state = jax.jit(lambda key: td3.init(config, **self.sizes, key=key))(self.key)
         self.buffer = replay.empty(min(config.replay_size, run.steps), *self.sizes.values())
         self.step = 0
         self.episode_return = 0.0
@@ -143,11 +143,13 @@ class Trainer:
                 f"the mean of |Q| reached {values['q_size'][update]:.3g} at step {first + update}, far above "
                 f"the {bound / config.divergence:.3g} that rewards up to {self.largest_reward:.3g} allow"
             )
-        trained = values["weight_loss"][:: config.policy_delay]
-        mean = {name: float(array.mean()) for name, array in values.items()}
-        self.learned.append(
-            mean | {"weight_max": float(values["weight_max"].max()), "weight_loss": float(trained.mean())}
-        )
+        # Some of them are known in the delayed updates alone.
+        alone = ("weight_loss", "trace_mean") if config.samples_a_step else ("weight_loss",)
+        seen = {
+            name: array[:: config.policy_delay] if name in alone else array for name, array in values.items()
+        }
+        mean = {name: float(array.mean()) for name, array in seen.items()}
+        self.learned.append(mean | {"weight_max": float(values["weight_max"].max())})
 
     def _evaluate(self) -> dict[str, Any]:
         """Returns of the deterministic policy, and the means of what was learned since the last time."""
