@@ -197,3 +197,27 @@ def test_one_trajectory_is_not_a_stream():
 def test_improve_refuses(change, message):
     with pytest.raises(ValueError, match=message):
         learning.improve(stream(CHAIN, 1, 2, 4), CHAIN.mu, learning.retrace(CHAIN.mu), **change)
+
+
+def test_mean_of_visits_moves_each_pair_once():
+    mdp, pi, mu = WORLD
+    c = mx.traces.retrace(pi, mu)
+    batch = stream(WORLD, 8, 1, 60)
+    start = np.random.default_rng(0).normal(size=mdp.r.shape)
+    moved = learning.evaluate(batch, pi, c, initial=start, visits="mean")[0]
+    one = jax.tree.map(lambda field: field[0], batch)
+    here, v_next = mx.trajectories.gather(one, start, pi)
+    goals = mx.targets.multi_step(
+        here,
+        v_next,
+        one.rewards,
+        one.discounts,
+        mx.trajectories.gather_pairs(one, c),
+        one.truncated,
+        valid=one.valid,
+    )
+    for x in range(9):
+        for a in range(4):
+            met = np.asarray((one.states == x) & (one.actions == a) & one.valid)
+            goal = goals[met].mean() if met.any() else start[x, a]
+            assert abs(moved[x, a] - (0.9 * start[x, a] + 0.1 * goal)) < 1e-4

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -39,6 +39,8 @@ class OpenWorld(Experiment):
     """α of the update of Q."""
     clips: tuple[float, ...] = (1.0, 2.0)
     """Clips c̄ of the traces."""
+    visits: Literal["each", "mean"] = "each"
+    """Whether a pair met k times in a trajectory moves k times, or once towards the mean of its targets."""
     family: bool = True
     """Whether to look for the fastest member of the whole family, too."""
 
@@ -109,8 +111,8 @@ class OpenWorld(Experiment):
         problem = self.problem()
         growth = 1.1 if kind == CERTAINTY else 1.0
         estimator = self.estimator(kind, problem, c)
-        q = learning.evaluate(stream, problem.pi, c, estimator, step_size=self.step_size, growth=growth)
-        return np.asarray(q)
+        options: dict[str, Any] = {"step_size": self.step_size, "growth": growth, "visits": self.visits}
+        return np.asarray(learning.evaluate(stream, problem.pi, c, estimator, **options))
 
     def compute(self, seeds: range) -> Arrays:
         """Errors `[runs, seeds, iterations]` and values `[runs, seeds, snapshots, S]`."""
@@ -166,6 +168,7 @@ class OpenWorld(Experiment):
             for state, value in enumerate(state_values)
         ]
         report.write_csv(folder / "values.csv", columns, maps)
+        moves = "k times, in the order of time" if self.visits == "each" else "once, towards the mean"
         return report.Section(
             self.name,
             "Open World (Figure 2)",
@@ -173,7 +176,7 @@ class OpenWorld(Experiment):
                 f"A {self.size} × {self.size} grid, a reward of 1 on entering the lower right corner, μ uniform, π right "
                 f"or down. An episode lasts {lengths.mean():.0f} steps on average, and "
                 f"{100 * (lengths == self.horizon).mean():.0f}% are cut off after {self.horizon}. A pair met k times "
-                "in a trajectory moves k times, in the order of time.",
+                f"in a trajectory moves {moves}.",
                 "The largest ratio π/μ is 2 here, so that c̄ = 2 is full importance sampling and its exact weights "
                 "are the marginalized importance ratios, whose operator contracts at once.",
             ),

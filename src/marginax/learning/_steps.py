@@ -1,6 +1,6 @@
 """One iteration of tabular learning: a target for every step of a trajectory, and a step towards each of them."""
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -73,16 +73,31 @@ def marginalized_targets(
     return jnp.where(trajectory.valid, here + total, 0)
 
 
+Visits = Literal["each", "mean"]
+
+
 def move_towards(
-    q: Float[Array, "S A"], trajectory: Trajectory, goals: Float[Array, "T"], step_size: Float[Array, ""]
+    q: Float[Array, "S A"],
+    trajectory: Trajectory,
+    goals: Float[Array, "T"],
+    step_size: Float[Array, ""],
+    visits: Visits,
 ) -> Float[Array, "S A"]:
-    """`Q(x_t,a_t) ← (1-α) Q(x_t,a_t) + α goal_t` for t = 0, 1, … in turn; a pair met k times moves k times."""
+    """`Q(x_t,a_t) ← (1-α) Q(x_t,a_t) + α goal_t` for t = 0, 1, … in turn; a pair met k times moves k times.
+
+    With `visits="mean"` it moves once, towards the mean of its goals.
+    """
+    pair = trajectory.states * q.shape[1] + trajectory.actions
+    sizes = jnp.where(trajectory.valid, step_size, 0).astype(q.dtype)
+    if visits == "mean":
+        count = jnp.zeros(q.size, q.dtype).at[pair].add(trajectory.valid)
+        errors = jnp.where(trajectory.valid, goals - q.reshape(-1)[pair], 0)
+        total = jnp.zeros(q.size, q.dtype).at[pair].add(sizes * errors)
+        return q + (total / jnp.maximum(count, 1)).reshape(q.shape)
 
     def step(values: Array, now: tuple[Any, ...]) -> tuple[Array, None]:
         pair, goal, size = now
         return values.at[pair].add(size * (goal - values[pair])), None
 
-    pair = trajectory.states * q.shape[1] + trajectory.actions
-    sizes = jnp.where(trajectory.valid, step_size, 0).astype(q.dtype)
     values, _ = jax.lax.scan(step, q.reshape(-1), (pair, goals, sizes))
     return values.reshape(q.shape)

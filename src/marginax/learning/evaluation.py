@@ -1,6 +1,7 @@
 """Tabular policy evaluation from a stream of trajectories, with any operator (Section 6.1 and its appendix)."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from marginax.learning._steps import marginalized_targets, move_towards, multi_step_targets
+from marginax.learning._steps import Visits, marginalized_targets, move_towards, multi_step_targets
 from marginax.learning.estimators import Estimator
 from marginax.trajectories import Trajectory
 
@@ -44,6 +45,7 @@ def evaluate(
     initial: ArrayLike | None = None,
     growth: float = 1.0,
     states: Sequence[int] | None = None,
+    visits: Visits = "each",
 ) -> Float[Array, "*seeds iterations kept A"]:
     r"""Learns Q^π from trajectories, one an iteration, with the targets of any operator.
 
@@ -52,7 +54,7 @@ def evaluate(
 
     $$Q(x_t,a_t) \leftarrow (1-\alpha) Q(x_t,a_t) + \alpha \hat Q(x_t,a_t)$$
 
-    (appendix on experiments), so that a pair met k times in a trajectory moves k times. Estimated weights take
+    (appendix on experiments), so that a pair met k times in a trajectory moves k times (unless `visits` says otherwise). Estimated weights take
     in trajectory i before they are used on it.
 
     | operator | c | estimator |
@@ -71,6 +73,8 @@ def evaluate(
         growth: weights are read off the estimator whenever the number of trajectories has grown by this factor;
             1 is every time.
         states: the states whose values are returned; all when omitted.
+        visits: "each": a pair met k times in a trajectory moves k times. "mean": it moves once, towards the mean
+            of its targets; slower, and steadier where trajectories come back to the same pairs often.
 
     Returns:
         Q after every iteration.
@@ -103,17 +107,17 @@ def evaluate(
         trajectories = jax.tree.map(lambda field: field[None], trajectories)
     step = jnp.asarray(step_size, pi.dtype)
     kept = None if states is None else jnp.asarray(states, jnp.int32)
-    q = _evaluate(trajectories, pi, c, estimator, step, initial, refresh, kept)
+    q = _evaluate(trajectories, pi, c, estimator, step, initial, refresh, kept, visits)
     return q[0] if single else q
 
 
-@jax.jit
-def _evaluate(trajectories, pi, c, estimator, step_size, initial, refresh, states):
+@partial(jax.jit, static_argnames="visits")
+def _evaluate(trajectories, pi, c, estimator, step_size, initial, refresh, states, visits):
     def show(q: Array) -> Array:
         return q if states is None else q[states]
 
     def multi_step(q: Array, trajectory: Trajectory) -> tuple[Array, Array]:
-        q = move_towards(q, trajectory, multi_step_targets(trajectory, q, pi, c), step_size)
+        q = move_towards(q, trajectory, multi_step_targets(trajectory, q, pi, c), step_size, visits)
         return q, show(q)
 
     def marginalized(carry, now):
@@ -125,7 +129,7 @@ def _evaluate(trajectories, pi, c, estimator, step_size, initial, refresh, state
         else:
             # The flag is the same for all seeds, so that under vmap this stays a branch.
             now_w = w = jax.lax.cond(refresh, lambda e, w: e.weights(c), lambda e, w: w, estimator, w)
-        q = move_towards(q, trajectory, marginalized_targets(trajectory, q, pi, now_w), step_size)
+        q = move_towards(q, trajectory, marginalized_targets(trajectory, q, pi, now_w), step_size, visits)
         return (q, estimator, w), show(q)
 
     def one_seed(stream: Trajectory) -> Array:

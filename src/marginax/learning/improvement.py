@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from marginax.learning._steps import marginalized_targets, move_towards, multi_step_targets
+from marginax.learning._steps import Visits, marginalized_targets, move_towards, multi_step_targets
 from marginax.learning.estimators import Estimator
 from marginax.mdp import TabularMDP
 from marginax.trajectories import Trajectory
@@ -73,6 +73,7 @@ def improve(
     step_size: float = 0.1,
     policy_step_size: float = 0.1,
     refresh_every: int = 1,
+    visits: Visits = "each",
 ) -> Improvement:
     r"""Policy iteration: evaluates with one trajectory, then moves the policy towards the greedy one.
 
@@ -91,6 +92,7 @@ def improve(
         step_size: of Q.
         policy_step_size: α; 0.1 is *soft* and 1 is *hard* policy iteration.
         refresh_every: iterations between two readings of the weights.
+        visits: as in `evaluate`.
 
     Returns:
         Policies and Q after every iteration.
@@ -120,13 +122,13 @@ def improve(
     if single:
         trajectories = jax.tree.map(lambda field: field[None], trajectories)
     sizes = jnp.asarray([step_size, policy_step_size], pi.dtype)
-    found = _improve(trajectories, pi, traces, estimator, sizes, refresh)
+    found = _improve(trajectories, pi, traces, estimator, sizes, refresh, visits)
     return jax.tree.map(lambda field: field[0], found) if single else found
 
 
 @eqx.filter_jit
 def _improve(
-    trajectories, initial, traces: Callable[[Array], Array], estimator, sizes, refresh
+    trajectories, initial, traces: Callable[[Array], Array], estimator, sizes, refresh, visits: Visits
 ) -> Improvement:
     def iterate(carry, now):
         pi, q, estimator, w = carry
@@ -141,7 +143,7 @@ def _improve(
             else:
                 now_w = w = jax.lax.cond(refresh, lambda e, w: e.weights(c), lambda e, w: w, estimator, w)
             goals = marginalized_targets(trajectory, q, pi, now_w)
-        q = move_towards(q, trajectory, goals, sizes[0])
+        q = move_towards(q, trajectory, goals, sizes[0], visits)
         pi = (1 - sizes[1]) * pi + sizes[1] * _greedy(q)
         return (pi, q, estimator, w), Improvement(pi, q)
 
