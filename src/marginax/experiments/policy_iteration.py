@@ -201,7 +201,7 @@ class PolicyIteration(Experiment):
             return x.mean((1, 2)) - y.mean((1, 2))
 
         soft, hard = (dict(zip(METHODS, each, strict=True)) for each in returns)
-        measure = "difference of mean return over all iterations"
+        measure = "difference of mean return over the iterations"
         where = ("Figure 5(a)", "Figure 5(b)")
 
         def add(text: str, place: str, against: str, samples: list, **bounds: float) -> report.Claim:
