@@ -1,14 +1,14 @@
 """Targets against rlax (`retrace` and `vtrace`, jitted and vmapped), or against a plain scan where there is no rlax.
 
-    python benchmarks/targets.py [--quick]
+    python benchmarks/targets.py [--quick] [--sizes 128x256 4096x2048] [--layouts batch time]
 
 Both sides get the same arrays and return the same numbers (checked): Retrace from the action values and policies of
 T + 1 states, V-trace from values and ratios. They are timed in turns, and the best time of each counts. `batch` is [B, T] with
 `jax.vmap(...)`; `time` is [T, B] with `in_axes=1`, which spares both sides a transposition.
 
 On an accelerator, rlax's functions are loops over time; where rlax is not installed the loop is this library's own
-recursion with `backend="scan"`. The share of the memory bandwidth counts every input read once and every target written
-once, against a copy of a large array timed in the same run.
+recursion with `backend="scan"`. The share of the memory bandwidth (accelerators only) counts every input read once and
+every target written once, against a copy of a large array timed in the same run.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def best_times(functions: list[Callable], arrays: tuple, seconds: float) -> list
 
 def bandwidth() -> float:
     """Bytes a second of copying a large array: one read and one write."""
-    array = jnp.ones(2**24 if ON_CPU else 2**28, jnp.float32)
+    array = jnp.ones(2**28, jnp.float32)
     seconds = best_times([jax.jit(lambda x: x + 1)], (array,), 0.3)[0]
     return 2 * array.nbytes / seconds
 
@@ -114,16 +114,20 @@ def sizes(quick: bool) -> list[tuple[int, int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="four small sizes")
+    parser.add_argument("--sizes", nargs="+", metavar="TxB", help="these sizes instead, such as 4096x2048")
+    parser.add_argument("--layouts", nargs="+", choices=["batch", "time"], default=["batch", "time"])
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each comparison")
     options = parser.parse_args()
-    copy = bandwidth()
+    chosen = [tuple(map(int, size.split("x"))) for size in options.sizes or []] or sizes(options.quick)
+    copy = None if ON_CPU else bandwidth()
     device = jax.devices()[0].device_kind
     peer = "plain scan" if rlax is None else f"rlax {rlax.__version__}"
-    print(f"{device}, jax {jax.__version__}, against {peer}; a copy moves {copy / 1e9:.0f} GB/s.\n")
+    moves = "" if copy is None else f"; a copy moves {copy / 1e9:.0f} GB/s"
+    print(f"{device}, jax {jax.__version__}, against {peer}{moves}.\n")
     print("| target | layout | T | B | peer, ms | ours, ms | times faster | share of bandwidth |")
     print("|---|---|--:|--:|--:|--:|--:|--:|")
-    for length, batch in sizes(options.quick):
-        for layout in ("batch", "time"):
+    for length, batch in chosen:
+        for layout in options.layouts:
             retrace, vtrace = make_inputs(length, batch, layout)
             axis = 0 if layout == "batch" else 1
             for name, arrays in [("Retrace", retrace), ("V-trace", vtrace)]:
@@ -132,9 +136,10 @@ def main() -> None:
                 np.testing.assert_allclose(ours, theirs, rtol=1e-2, atol=1e-2)
                 peer_time, our_time = best_times(pair, arrays, options.seconds)
                 moved = sum(array.nbytes for array in arrays) + ours.nbytes
+                share = "" if copy is None else f"{moved / our_time / copy:.0%}"
                 print(
                     f"| {name} | {layout} | {length} | {batch} | {1e3 * peer_time:.3f} | {1e3 * our_time:.3f} "
-                    f"| {peer_time / our_time:.2f} | {moved / our_time / copy:.0%} |",
+                    f"| {peer_time / our_time:.2f} | {share} |",
                     flush=True,
                 )
 
