@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from marginax.deep import replay, td3
-from marginax.deep.config import TD3Config
+from marginax.deep.config import Operator, TD3Config
 from marginax.deep.estimator import Estimator
 from marginax.deep.networks import MLP, value
 from marginax.deep.replay import Replay, Sequences
@@ -31,7 +31,7 @@ from marginax.simulators.agents import row_width
 # Settings of the half of an update that all agents take together, and of the schedule.
 _SHARED = ("update_every", "update_after", "hidden", "policy_delay", "batch_size", "learning_rate", "polyak")
 # What an update says of itself, and what `error_variance` were on the same batch with another operator's targets.
-RIVALS = ("one-step", "retrace")
+RIVALS: tuple[Operator, ...] = ("one-step", "retrace")
 METRICS = (*(field.name for field in fields(Metrics)), *(f"error_variance_{name}" for name in RIVALS))
 
 
@@ -207,7 +207,9 @@ class Plan:
         return jnp.stack([*own, *rivals], axis=1)
 
 
-def _error_variance(config: TD3Config, operator: str, state: TD3State, batch: Sequences, key: Array) -> Array:
+def _error_variance(
+    config: TD3Config, operator: Operator, state: TD3State, batch: Sequences, key: Array
+) -> Array:
     """Variance over a batch of target minus Q for another operator; NaN where the sequences are too short for it."""
     if operator != "one-step" and config.length == 1:
         return jnp.full((), jnp.nan)

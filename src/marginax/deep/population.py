@@ -366,7 +366,8 @@ class Population:
                 for j, buffer in enumerate(learner.state.rows)
             )
             added = jnp.asarray(self.block * self.config.block, jnp.int32)
-            learner.state = LearnerState(*jax.tree.unflatten(tree, leaves), rows, added)
+            agents, estimators = jax.tree.unflatten(tree, leaves)
+            learner.state = LearnerState(agents, estimators, rows, added)
         for name in ("_acting", "_newest", "_failed_at", "_largest_reward", "_returns"):
             setattr(self, name, arrays[name])
         self.rows = [tuple(row) for row in found["meta"]["rows"]]
