@@ -24,17 +24,18 @@ OURS = {
     "marginax one-step": ["one-step"],
     "marginax retrace": ["retrace"],
     "marginax marginalized": ["marginalized"],
+    "marginax marginalized, one later step": ["marginalized", "--later-steps", "one"],
 }
 PEERS = {"stable-baselines3": "sb3", "SBX": "sbx", "cleanrl JAX (its loop)": "cleanrl"}
 
 
-def measure(operator: str, seconds: float) -> None:
+def measure(operator: str, later_steps: str, seconds: float) -> None:
     """One of our own processes: train, say `ready`, wait for a line, print steps a second."""
     from marginax.deep.config import TD3Config
     from marginax.deep.run import Run
     from marginax.deep.train import Trainer
 
-    agent = TD3Config(operator=operator, random_steps=1000)
+    agent = TD3Config(operator=operator, later_steps=later_steps, random_steps=1000)
     run = Run(simulator="HalfCheetah-v5", agent=agent)
     trainer = Trainer(run, seed=os.getpid() % 1000, folder=Path(tempfile.mkdtemp()))
     while trainer.step < 1500:
@@ -72,7 +73,11 @@ def race(command: list[str], processes: int) -> float:
 
 
 def main(
-    peers: Path | None = None, seconds: float = 15.0, processes: int = 2, operator: str | None = None
+    peers: Path | None = None,
+    seconds: float = 15.0,
+    processes: int = 2,
+    operator: str | None = None,
+    later_steps: str = "all",
 ) -> None:
     """Measure all contestants one after the other and print a table.
 
@@ -81,9 +86,10 @@ def main(
         seconds: Time each is measured for.
         processes: Processes at once in the second column.
         operator: Only for the processes that this script starts: which one to measure.
+        later_steps: Likewise.
     """
     if operator is not None:
-        measure(operator, seconds)
+        measure(operator, later_steps, seconds)
         return
     commands = {
         name: [sys.executable, __file__, "--seconds", str(seconds), "--operator", *words]

@@ -21,7 +21,7 @@ def one_hot(states, actions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "updates"), [("regression", 2500), ("fenchel", 4000)])
+@pytest.mark.parametrize(("kind", "updates"), [("regression", 2500), ("fenchel", 3500)])
 def test_networks_reach_the_exact_weights_of_an_open_world(kind, updates):
     """All starts of a 5 × 5 Open World, R² weighted by visitation."""
     mdp, pi, mu = mx.problems.open_world(5, discount=0.95)
@@ -34,10 +34,10 @@ def test_networks_reach_the_exact_weights_of_an_open_world(kind, updates):
     def draw(key):
         first, second, third = jax.random.split(key, 3)
         starts = {
-            "start_states": jax.random.randint(first, (48,), 0, 24),
-            "start_actions": jax.random.randint(second, (48,), 0, 4),
+            "start_states": jax.random.randint(first, (32,), 0, 24),
+            "start_actions": jax.random.randint(second, (32,), 0, 4),
         }
-        t = trajectories.sample(tables, jnp.asarray(mu), third, episodes=48, horizon=50, **starts)
+        t = trajectories.sample(tables, jnp.asarray(mu), third, episodes=32, horizon=40, **starts)
         t = jax.tree.map(lambda x: x.T, t)
         return one_hot(t.states, t.actions), traces[t.states, t.actions], t.discounts, t.truncated
 
