@@ -4,8 +4,8 @@
 
 The peers need torch and live in an environment of their own, whose Python is given:
 
-    uv venv peers && VIRTUAL_ENV=peers uv pip install stable-baselines3 sbx-rl "gymnasium[mujoco]"
-    python benchmarks/td3.py --peers peers/bin/python
+    uv venv .venv-peers && uv pip install --python .venv-peers stable-baselines3 sbx-rl "gymnasium[mujoco]"
+    python benchmarks/td3.py --peers .venv-peers/bin/python
 
 Every contestant is measured alone with all cores, and as several processes at once with their share of the cores each (all of
 them start counting at the same moment; the figure is their sum). Compilation and the first steps are left out.
