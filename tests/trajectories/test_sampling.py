@@ -35,10 +35,14 @@ def assert_frequencies(counts, chances):
     assert (counts[chances == 0] == 0).all()
 
 
-def test_frequencies_are_the_mdps(problem):
+@pytest.fixture(scope="module")
+def batch(problem):
+    return jax.tree.map(np.asarray, sample(*problem, jax.random.key(1), episodes=20_000, horizon=12))
+
+
+def test_frequencies_are_the_mdps(problem, batch):
     mdp, mu = problem
-    batch = sample(mdp, mu, jax.random.key(1), episodes=20_000, horizon=12)
-    steps = jax.tree.map(lambda field: np.asarray(field)[np.asarray(batch.valid)], batch)
+    steps = jax.tree.map(lambda field: field[batch.valid], batch)
     ended = steps.discounts == 0
     taken = np.zeros((STATES, ACTIONS))
     np.add.at(taken, (steps.states, steps.actions), 1)
@@ -47,7 +51,7 @@ def test_frequencies_are_the_mdps(problem):
     arrived = np.zeros((STATES, ACTIONS, STATES + 1))
     np.add.at(arrived, (steps.states, steps.actions, np.where(ended, STATES, steps.next_states)), 1)
     assert_frequencies(arrived, np.concatenate([mdp.p, mdp.termination[..., None]], axis=-1))
-    begun = np.bincount(np.asarray(batch.states)[:, 0], minlength=STATES)
+    begun = np.bincount(batch.states[:, 0], minlength=STATES)
     assert_frequencies(begun, mdp.initial)
     np.testing.assert_allclose(steps.behaviour, mu[steps.states, steps.actions], rtol=1e-6)
     np.testing.assert_allclose(steps.discounts[~ended], 0.9, rtol=1e-6)
@@ -59,9 +63,7 @@ def test_frequencies_are_the_mdps(problem):
     assert abs((noise**2).mean() - 1) < 4.5 * np.sqrt(2 / noise.size)
 
 
-def test_episodes_hang_together(problem):
-    mdp, mu = problem
-    batch = jax.tree.map(np.asarray, sample(mdp, mu, jax.random.key(2), episodes=500, horizon=12))
+def test_episodes_hang_together(batch):
     goes_on = batch.valid[:, :-1] & (batch.discounts[:, :-1] > 0)
     np.testing.assert_array_equal(batch.valid[:, 1:], goes_on)
     np.testing.assert_array_equal(batch.states[:, 1:][goes_on], batch.next_states[:, :-1][goes_on])
