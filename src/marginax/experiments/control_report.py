@@ -91,8 +91,9 @@ def write(settings: Settings, folder: Path) -> report.Section:
     for task, found in tasks.items():
         if not found:
             raise ValueError(f"there are no metrics of {task} in {folder}")
-    _figure(tasks, folder)
-    _diagnostics(tasks, folder)
+    looks = {name: i for i, name in enumerate(dict.fromkeys(n for found in tasks.values() for n in found))}
+    _figure(tasks, looks, folder)
+    _diagnostics(tasks, looks, folder)
     summary, claims, hours, seconds = [], [], 0.0, 0.0
     for task, found in tasks.items():
         summary += _table(task, found)
@@ -257,7 +258,7 @@ def _colour(index: int) -> str:
     return _COLOURS[index % len(_COLOURS)]
 
 
-def _figure(tasks: dict[str, dict[str, Curves]], folder: Path) -> None:
+def _figure(tasks: dict[str, dict[str, Curves]], looks: dict[str, int], folder: Path) -> None:
     from matplotlib.figure import Figure
 
     rows: list[list[Any]] = []
@@ -265,7 +266,8 @@ def _figure(tasks: dict[str, dict[str, Curves]], folder: Path) -> None:
         figure = Figure(figsize=(max(4.6, 3.4 * len(tasks)), 3.6))
         axes = figure.subplots(1, len(tasks), squeeze=False)[0]
         for axis, (task, found) in zip(axes, tasks.items(), strict=True):
-            for index, (operator, curve) in enumerate(found.items()):
+            for operator, curve in found.items():
+                index, thousands = looks[operator], curve.steps / 1000
                 middle = interquartile_mean(curve.returns)
                 bands = [
                     report.bootstrap(_iqm, curve.returns[:, t], resamples=300) for t in range(len(middle))
@@ -274,34 +276,34 @@ def _figure(tasks: dict[str, dict[str, Curves]], folder: Path) -> None:
                 colour, label = _colour(index), f"{operator} ({len(curve.returns)})"
                 marker = "so^vDPX*x"[index % 9]
                 every = max(1, len(middle) // 8)
-                axis.plot(curve.steps, middle, color=colour, label=label, marker=marker, markevery=every)
-                axis.fill_between(curve.steps, low, high, color=colour, alpha=0.15, linewidth=0)
+                axis.plot(thousands, middle, color=colour, label=label, marker=marker, markevery=every)
+                axis.fill_between(thousands, low, high, color=colour, alpha=0.15, linewidth=0)
                 columns = (curve.steps.tolist(), middle, low, high)
                 rows += [[task, operator, *values] for values in zip(*columns, strict=True)]
             axis.set_title(task)
-            axis.set_xlabel("environment steps")
+            axis.set_xlabel("thousand environment steps")
         axes[0].set_ylabel("return (interquartile mean)")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         report.save_figure(figure, folder, "control")
     report.write_csv(folder / "control.csv", ["task", "operator", "step", "return", "low", "high"], rows)
 
 
-def _diagnostics(tasks: dict[str, dict[str, Curves]], folder: Path) -> None:
+def _diagnostics(tasks: dict[str, dict[str, Curves]], looks: dict[str, int], folder: Path) -> None:
     from matplotlib.figure import Figure
 
     with report.plot_style():
         figure = Figure(figsize=(6.8, 2.4 * len(tasks) + 0.8))
         grid = figure.subplots(len(tasks), 2, squeeze=False)
         for (left, right), (task, found) in zip(grid, tasks.items(), strict=True):
-            for index, (operator, curve) in enumerate(found.items()):
+            for operator, curve in found.items():
                 for axis, name in ((left, "error_variance"), (right, "weight_mean")):
                     typical = np.nanmedian(curve.diagnostics[name], axis=0)
-                    axis.plot(curve.steps, typical, color=_colour(index), label=operator)
+                    axis.plot(curve.steps / 1000, typical, color=_colour(looks[operator]), label=operator)
             left.set_yscale("log")
             left.set_ylabel("variance of target - Q")
             right.set_ylabel("mean credit after the first step")
             for axis in (left, right):
                 axis.set_title(task)
-                axis.set_xlabel("environment steps")
+                axis.set_xlabel("thousand environment steps")
         figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         report.save_figure(figure, folder, "control-variance")
