@@ -235,7 +235,7 @@ def marginalized(
         times: random times; then the estimate is
             $Q + (1-\gamma)^{-1} w_{x_t,a_t}(x_\tau,a_\tau) \hat\Delta_\tau$.
         stop_gradient: as in `multi_step`.
-        backend: as in `multi_step`; weights `[T, T]` have a form of their own on every platform.
+        backend: as in `multi_step`; weights `[T, T]` are met row by row or all at once.
 
     Returns:
         One target for every step.
@@ -357,7 +357,7 @@ def _marginalized(steps: _Steps, rhos, weights, stop_gradient: bool, backend: Ba
     errors = steps.kept("rhos", rhos) * steps.errors
     w = steps.kept("weights", weights)
     if w.ndim == 2:
-        total = from_every_start(errors, steps.carry, steps.cut, w)
+        total = from_every_start(errors, steps.carry, steps.cut, w, backend)
     else:
         total = backward(w * errors, steps.carry, steps.cut, backend)
     return steps.finish(total, stop_gradient)

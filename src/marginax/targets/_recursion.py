@@ -68,24 +68,50 @@ def backward(
     return _solve(increments, coefficients, cut, backend)
 
 
-@jax.jit
+def _row_by_row(errors: Array, carry: Array, cut: Array, weights: Array) -> Array:
+    """Keeps the discounted errors of all later steps, and meets them with one start's weights after another."""
+    time, segment = jnp.arange(errors.shape[0]), _segments(cut)
+
+    def step(later: Array, here: tuple[Array, ...]) -> tuple[Array, Array]:
+        t, discount, closed, row, own = here
+        terms = jnp.where(time == t, errors, jnp.where(closed, 0, discount * later))
+        reached = (time >= t) & (segment == own)
+        return terms, (jnp.where(reached, row, 0) * jnp.where(reached, terms, 0)).sum()
+
+    rows = time, carry, cut, weights, segment
+    return jax.lax.scan(step, jnp.zeros_like(errors), rows, reverse=True)[1]
+
+
+def _at_once(errors: Array, carry: Array, cut: Array, weights: Array) -> Array:
+    """One parallel pass over the weights; products are differences of cumulated logarithms."""
+    steps = jnp.log(jnp.where(carry > 0, carry, 1))
+    log_product = jnp.cumsum(steps) - steps
+    time, segment = jnp.arange(errors.shape[0]), _segments(cut)
+    reached = (time[:, None] <= time[None, :]) & (segment[:, None] == segment[None, :])
+    product = jnp.exp(jnp.where(reached, log_product[None, :] - log_product[:, None], 0))
+    terms = jnp.where(reached, weights, 0) * product * jnp.where(reached, errors[None, :], 0)
+    return terms.sum(axis=1)
+
+
+def _segments(cut: Array) -> Array:
+    """A number for each step, the same for steps with no cut between them."""
+    return jnp.cumsum(cut) - cut
+
+
+@partial(jax.jit, static_argnames="backend")
 def from_every_start(
     errors: Float[Array, "T"],
     carry: Float[Array, "T"],
     cut: Bool[Array, "T"],
     weights: Float[Array, "T T"],
+    backend: Backend = "auto",
 ) -> Float[Array, "T"]:
     """Sums `(carry[t] ... carry[s-1]) weights[t,s] errors[s]` over the steps `s >= t` that `t` can reach.
 
-    No step reaches beyond a cut. The products are differences of cumulated logarithms, so that the whole is
-    one pass over the weights.
+    No step reaches beyond a cut, and nothing there is read.
     """
-    opened = carry > 0
-    steps = jnp.log(jnp.where(opened, carry, 1))
-    log_product = jnp.cumsum(steps) - steps
-    segment = jnp.cumsum(cut) - cut
-    time = jnp.arange(errors.shape[0])
-    reached = (time[:, None] <= time[None, :]) & (segment[:, None] == segment[None, :])
-    product = jnp.exp(jnp.where(reached, log_product[None, :] - log_product[:, None], 0))
-    terms = jnp.where(reached, weights, 0) * product * jnp.where(reached, errors[None, :], 0)
-    return terms.sum(axis=1)
+    if backend == "scan":
+        return _row_by_row(errors, carry, cut, weights)
+    if backend == "associative":
+        return _at_once(errors, carry, cut, weights)
+    return jax.lax.platform_dependent(errors, carry, cut, weights, cpu=_row_by_row, default=_at_once)
