@@ -61,7 +61,13 @@ class Chain(Experiment):
         >>> Chain().quick().seeds
         10
         """
-        return dataclasses.replace(self, seeds=min(self.seeds, 10), iterations=min(self.iterations, 1000))
+        return dataclasses.replace(
+            self,
+            seeds=min(self.seeds, 10),
+            iterations=min(self.iterations, 1000),
+            actions=self.actions[:2],  # each shape takes its time to compile
+            horizon=self.horizon[:2],
+        )
 
     @property
     def shown(self) -> np.ndarray:
@@ -77,7 +83,7 @@ class Chain(Experiment):
     def parts(self) -> list[Part]:
         unique = {self.label(each): each for panel in self.panels().values() for each in panel}
         return [
-            Part(label, self.part_settings(each), partial(self.compute, each), cost=4.0)
+            Part(label, self.part_settings(each), partial(self.compute, each), 4.0, self.shape(each))
             for label, each in unique.items()
         ]
 
@@ -88,6 +94,10 @@ class Chain(Experiment):
     @staticmethod
     def label(setting: dict[str, Any]) -> str:
         return "-".join(f"{name[0]}{value:g}" for name, value in setting.items())
+
+    @staticmethod
+    def shape(setting: dict[str, Any]) -> str:
+        return f"{setting['horizon']} by {setting['actions']}"
 
     def compute(self, setting: dict[str, Any]) -> Arrays:
         """Relative errors `[methods, seeds, shown]` at one setting."""

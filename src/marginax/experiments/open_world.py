@@ -86,7 +86,11 @@ class OpenWorld(Experiment):
         for chunk in chunks:
             settings = {**kept, "first": chunk.start, "last": chunk.stop}
             compute = partial(self.compute, chunk)
-            parts.append(Part(f"seeds-{chunk.start}-{chunk.stop}", settings, compute, cost=1.2 * len(chunk)))
+            parts.append(
+                Part(
+                    f"seeds-{chunk.start}-{chunk.stop}", settings, compute, 1.2 * len(chunk), str(len(chunk))
+                )
+            )
         if self.family:
             few = range(min(CHUNK, self.seeds))
             settings = {**kept, "family": True, "last": few.stop}

@@ -77,7 +77,11 @@ class PolicyIteration(Experiment):
             chunk = range(first, min(first + CHUNK, self.seeds))
             settings = {**kept, "first": chunk.start, "last": chunk.stop}
             compute = partial(self.compute, chunk)
-            parts.append(Part(f"seeds-{chunk.start}-{chunk.stop}", settings, compute, cost=1.2 * len(chunk)))
+            parts.append(
+                Part(
+                    f"seeds-{chunk.start}-{chunk.stop}", settings, compute, 1.2 * len(chunk), str(len(chunk))
+                )
+            )
         return parts
 
     def compute(self, seeds: range) -> Arrays:

@@ -37,6 +37,7 @@ class Part:
         settings: everything the numbers depend on; must be plain JSON data.
         compute: returns named arrays.
         cost: roughly how many seconds it takes, for the time left.
+        program: parts with the same one run the same compiled programs; the first of them goes ahead alone.
 
     >>> Part("squares", {"n": 3}, lambda: {"x": np.arange(3) ** 2}).compute()["x"]
     array([0, 1, 4])
@@ -46,6 +47,7 @@ class Part:
     settings: Mapping[str, Any]
     compute: Callable[[], Arrays]
     cost: float = 1.0
+    program: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,18 +142,20 @@ def run(
         task = progress.add_task("", total=sum(work.cost for work in works))
         executor = ThreadPoolExecutor(workers)
         try:
-            queue = {
-                executor.submit(work.compute, part): (work, part) for work in works for part in work.todo
-            }
             for work in works:
                 if not work.todo:
                     _finish(work, console)
-            while queue:
-                progress.update(task, description=_now(queue))
-                done, _ = wait(queue, timeout=0.2, return_when=FIRST_COMPLETED)
+            waiting = [(work, part) for work in works for part in work.todo]
+            running: dict[Future, tuple[_Work, Part]] = {}
+            compiled: set[tuple[str, str]] = set()
+            while waiting or running:
+                _start(executor, workers, waiting, running, compiled)
+                progress.update(task, description=_now(running))
+                done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
                 for future in done:
-                    work, part = queue.pop(future)
+                    work, part = running.pop(future)
                     work.take(part, *future.result())
+                    compiled.add((work.experiment.name, part.program))
                     progress.update(task, advance=part.cost)
                     if not work.todo:
                         _finish(work, console)
@@ -233,9 +237,25 @@ def _finish(work: _Work, console: rich.console.Console) -> None:
     console.print(f"[green]✓[/] {work.experiment.name}: {note}", highlight=False)
 
 
-def _now(queue: Mapping[Future, tuple[_Work, Part]]) -> str:
-    running = [f"{work.experiment.name}: {part.label}" for f, (work, part) in queue.items() if f.running()]
-    return ", ".join(running)[:60]
+def _start(
+    executor: ThreadPoolExecutor,
+    workers: int,
+    waiting: list[tuple[_Work, Part]],
+    running: dict[Future, tuple[_Work, Part]],
+    compiled: set[tuple[str, str]],
+) -> None:
+    """Gives free workers the next parts; of those that share programs, only one while these are compiled."""
+    for work, part in list(waiting):
+        if len(running) >= workers:
+            return
+        program = (work.experiment.name, part.program)
+        if program in compiled or all((w.experiment.name, p.program) != program for w, p in running.values()):
+            waiting.remove((work, part))
+            running[executor.submit(work.compute, part)] = (work, part)
+
+
+def _now(running: Mapping[Future, tuple[_Work, Part]]) -> str:
+    return ", ".join(f"{work.experiment.name}: {part.label}" for work, part in running.values())[:60]
 
 
 def _load(path: Path) -> tuple[Arrays, float]:

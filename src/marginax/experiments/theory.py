@@ -63,9 +63,9 @@ class Theory(Experiment):
 
     def parts(self) -> list[Part]:
         return [
-            Part("rates", self.settings(), self.rates, cost=1.0),
-            Part("convergence", self.settings(), self.convergence, cost=1.0),
-            Part("estimated", self.settings(), self.estimated, cost=6.0),
+            Part("rates", self.settings(), self.rates, 1.0, "rates"),
+            Part("convergence", self.settings(), self.convergence, 1.0, "convergence"),
+            Part("estimated", self.settings(), self.estimated, 6.0, "estimated"),
         ]
 
     def rates(self) -> Arrays:
@@ -268,4 +268,5 @@ class Theory(Experiment):
 
 
 def _first(batch: Trajectory, count: int) -> Trajectory:
-    return jax.tree.map(lambda field: field[:count], batch)
+    """The first trajectories, the others as padding: one shape, compiled once."""
+    return dataclasses.replace(batch, valid=batch.valid & (np.arange(len(batch.valid)) < count)[:, None])

@@ -56,7 +56,7 @@ class Variance(Experiment):
 
     def parts(self) -> list[Part]:
         return [
-            Part(label, {**self.settings(), **case}, partial(self.compute, case), cost=2.0)
+            Part(label, {**self.settings(), **case}, partial(self.compute, case), 2.0, label.split("-")[0])
             for label, case in self.cases().items()
         ]
 
