@@ -402,7 +402,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--evaluate-every", type=int, default=10_000)
     parser.add_argument("--episodes", type=int, default=5)
     parser.add_argument("--settings", default="", help="settings of the agent, name=value,…")
-    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--checkpoints", type=Path)
     parser.add_argument("--time-limit")
     parser.add_argument("--workers", type=int)
