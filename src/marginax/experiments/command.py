@@ -53,7 +53,8 @@ def reproduce(
     """Runs the paper's experiments and writes figures, data and a report.
 
     Results go to one folder an experiment, and report.html shows all that are there. What is finished is kept: the
-    same command carries on after an interruption, and computes again only what its settings have changed.
+    same command carries on after an interruption, and computes again only what its settings have changed. Figure 3
+    is `marginax reproduce control`, which has flags of its own.
 
     Args:
         experiment: which; all tabular ones when omitted.
