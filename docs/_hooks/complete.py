@@ -1,4 +1,4 @@
-"""Fails the build when a public name has no page; leaves pages that are not there out of the navigation."""
+"""Fails the build when a public name has no page; lists the API pages in the navigation."""
 
 import ast
 import re
@@ -41,26 +41,18 @@ def public_names(module: str, path: Path) -> Iterator[tuple[str, str]]:
             yield f"{module}.{name}", origin.get(name, f"{module}.{name}")
 
 
-def prune(nav: list, docs: Path) -> list:
-    """Drops what is not there from the navigation, and lists a folder where an entry names one."""
-    kept = []
-    for entry in nav:
-        ((title, target),) = entry.items()
-        if isinstance(target, list):
-            target = prune(target, docs)
-        elif target.endswith("/"):
-            pages = sorted((docs / target).glob("*.md"))
-            target = [{f"marginax.{page.stem}": page.relative_to(docs).as_posix()} for page in pages]
-        elif not (docs / target).exists():
-            continue
-        if target:
-            kept.append({title: target})
-    return kept
+def expand(entry: dict, docs: Path) -> dict:
+    """Lists the pages of a folder where an entry of the navigation names one."""
+    ((title, target),) = entry.items()
+    if not (isinstance(target, str) and target.endswith("/")):
+        return entry
+    pages = sorted((docs / target).glob("*.md"))
+    return {title: [{f"marginax.{page.stem}": page.relative_to(docs).as_posix()} for page in pages]}
 
 
 def on_config(config, **_):
     anchors.clear()
-    config.nav = prune(config.nav, Path(config.docs_dir))
+    config.nav = [expand(entry, Path(config.docs_dir)) for entry in config.nav]
     return config
 
 
