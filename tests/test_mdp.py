@@ -205,6 +205,18 @@ def test_every_kind_of_array_is_accepted_and_left_alone(form):
         mdp.r[0, 0] = 5.0
 
 
+def test_policies_and_transitions_in_single_precision_are_accepted():
+    generator = np.random.default_rng(0)
+    p = generator.dirichlet(np.ones(7), size=(7, 3))
+    pi = generator.dirichlet(np.ones(3), size=7)
+    exact = TabularMDP(p, np.ones((7, 3)), 0.9).q_values(pi)
+    single = TabularMDP(jnp.asarray(p, jnp.float32), jnp.ones((7, 3)), 0.9)
+    assert not single.termination.any()
+    np.testing.assert_allclose(single.q_values(jnp.asarray(pi, jnp.float32)), exact, rtol=1e-4)
+    with pytest.raises(ValueError, match="pi must sum to 1"):
+        single.q_values(jnp.asarray(pi, jnp.float32) * 1.001)
+
+
 def test_inputs_are_copied():
     r = np.array(R, dtype=float)
     mdp = TabularMDP(P, r, 0.9)

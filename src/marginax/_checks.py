@@ -9,6 +9,9 @@ from numpy.typing import ArrayLike
 TOLERANCE = 1e-8
 """How far a sum of probabilities may lie from 1 before it is an error."""
 
+SINGLE_TOLERANCE = 1e-5
+"""The same for probabilities that come in single precision, such as the policies of a JAX program."""
+
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -55,17 +58,26 @@ def non_negative(name: str, values: np.ndarray) -> None:
         raise ValueError(f"{name} must not be negative, but {name}{where(index)} = {values[tuple(index)]}")
 
 
+def tolerance(value: object) -> float:
+    """How far sums of the probabilities in ``value`` may lie from 1: more where they come in single precision."""
+    dtype = getattr(value, "dtype", None)
+    single = dtype is not None and np.dtype(dtype).itemsize < 8 and np.dtype(dtype).kind not in "biu"
+    return SINGLE_TOLERANCE if single else TOLERANCE
+
+
 def distribution(name: str, value: ArrayLike, shape: Sequence[int | None]) -> FloatArray:
     """Returns ``value`` as probabilities: non-negative, summing to 1 along the last axis."""
     result = array(name, value, shape)
     non_negative(name, result)
     sums = result.sum(axis=-1)
-    bad = np.abs(sums - 1.0) > TOLERANCE
+    bad = np.abs(sums - 1.0) > tolerance(value)
     if bad.any():
         place = tuple(np.argwhere(bad)[0])
         raise ValueError(
             f"{name} must sum to 1, but {name}{where(place) if place else ''} sums to {sums[place]}"
         )
+    if tolerance(value) > TOLERANCE:
+        result /= np.expand_dims(sums, -1)
     return result
 
 

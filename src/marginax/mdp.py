@@ -58,7 +58,7 @@ class TabularMDP:
             raise ValueError(f"r must have at least one state and one action, got shape {self.r.shape}")
         shape = self.r.shape
         self.p: Any = self._sparse(p) if sp.issparse(p) else self._dense(p)
-        self.termination = self._termination()
+        self.termination = self._termination(checks.tolerance(p))
         if initial is None:
             self.initial = np.full(shape[0], 1.0 / shape[0])
         else:
@@ -348,12 +348,14 @@ class TabularMDP:
         result[self.p.indices[inside]] = self.p.data[inside]
         return result
 
-    def _termination(self) -> FloatArray:
+    def _termination(self, tolerance: float) -> FloatArray:
         total = (self.p.sum(axis=1) if self.is_sparse else self.p.sum(axis=2)).reshape(self.r.shape)
-        if total.max() > 1.0 + checks.TOLERANCE:
-            place = np.argwhere(total > 1.0 + checks.TOLERANCE)[0]
+        if total.max() > 1.0 + tolerance:
+            place = np.argwhere(total > 1.0 + tolerance)[0]
             raise ValueError(
                 f"rows of p must sum to at most 1, but p{checks.where(place)} sums to {total[tuple(place)]}"
             )
-        # A row that sums to 1 up to rounding never ends.
-        return np.where(total > 1.0 - 1e-12, 0.0, 1.0 - total)
+        # A row that sums to 1 up to the rounding of its precision never ends.
+        return np.where(
+            total > 1.0 - (1e-12 if tolerance == checks.TOLERANCE else tolerance), 0.0, 1.0 - total
+        )
