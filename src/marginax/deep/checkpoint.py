@@ -85,7 +85,7 @@ def save(
                 (folder / f"{name}.npz").unlink(missing_ok=True)
         reason = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
         kept = "; the last good checkpoint is kept" if previous else ""
-        raise OSError(error.errno, f"cannot write a checkpoint to {str(folder)!r}: {reason}{kept}") from error
+        raise OSError(f"cannot write a checkpoint to {str(folder)!r}: {reason}{kept}") from error
     _flush(folder)
     _tidy(folder, entries)
 
