@@ -203,3 +203,23 @@ def same(a, b) -> bool:
 
 def poisoner(valid):
     return lambda x: jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, jnp.nan)
+
+
+def test_agents_side_by_side_learn_as_they_do_alone():
+    """A vmapped block of updates, three of them so that a group is left over, equals the blocks one by one."""
+    config = config_of("marginalized")
+    buffer = filled(transitions(5, 40), 31)
+    keys = jax.random.split(jax.random.key(0), 2)
+    agents = [td3.init(config, **SIZES, key=key) for key in keys]
+
+    def block(state, key):
+        return td3.update_block(config, state, buffer, key, updates=3)
+
+    together = jax.tree.map(lambda *x: jnp.stack(x), *agents)
+    together, metrics = jax.jit(jax.vmap(block))(together, keys)
+    assert metrics.critic_loss.shape == (2, 3)
+    for i in range(2):
+        alone, own = jax.jit(block)(agents[i], keys[i])
+        for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
+            np.testing.assert_allclose(a, b[i], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(own.target_mean, metrics.target_mean[i], rtol=1e-4)
