@@ -207,7 +207,7 @@ def poisoner(valid):
 
 def test_agents_side_by_side_learn_as_they_do_alone():
     """A vmapped block of updates, three of them so that a group is left over, equals the blocks one by one."""
-    config = config_of("marginalized")
+    config = config_of("retrace")
     buffer = filled(transitions(5, 40), 31)
     keys = jax.random.split(jax.random.key(0), 2)
     agents = [td3.init(config, **SIZES, key=key) for key in keys]
