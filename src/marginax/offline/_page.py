@@ -94,7 +94,12 @@ def _sections(
     made: list[report.Section] = []
     report.save_figure(draw_estimates(evaluation), folder, "estimates")
     shown = tuple(
-        tuple(f"{v:.4g}" if isinstance(v, float) else v for v in (*row[:6], row[6], row[7])) for row in rows
+        (
+            *(f"{v:.4g}" if isinstance(v, float) else v for v in row[:6]),
+            None if row[6] is None else f"{row[6]:,.0f}",
+            row[7],
+        )
+        for row in rows
     )
     bound = next((a.bound for a in evaluation.answers.values() if a.bound is not None), None)
     text = [
@@ -125,7 +130,7 @@ def _sections(
         )
     )
     report.save_figure(draw_weights(evaluation), folder, "weights")
-    largest = tuple(tuple(entry.values()) for entry in d["largest_weights"])
+    largest = tuple(tuple(entry.values()) for entry in d["largest_weights"] if entry["weight"] > 0)
     ratios = tuple(tuple(entry.values()) for entry in d.get("largest_ratios", ()))
     tables = [
         report.Table(
