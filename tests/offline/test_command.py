@@ -81,3 +81,28 @@ def test_a_report_of_a_log_that_cannot_tell(tmp_path):
     page = write_report(evaluate(log, [[0.0, 1.0]]), tmp_path).read_text()
     assert "The data cannot tell." in page
     assert "Where the policy leaves the log" in page
+
+
+def test_observations_and_a_function_from_the_command_line(tmp_path, monkeypatch, capsys):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2))
+    table = {
+        "episode": np.repeat(np.arange(40), 10),
+        "step": np.tile(np.arange(10), 40),
+        "obs_0": x[:, 0],
+        "obs_1": x[:, 1],
+        "action": rng.integers(2, size=400),
+        "reward": x[:, 0],
+        "terminal": np.tile(np.arange(10) == 9, 40),
+    }
+    csv.write_csv(pa.table(table), tmp_path / "seen.csv")
+    (tmp_path / "coin.py").write_text(
+        "import numpy as np\ndef fair(observations):\n    return np.full((len(observations), 2), 0.5)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ["evaluate", "seen.csv", "--policy", "coin:fair", "--discount", "0.9", "--network-steps", "50"]
+    assert cli.main([*words, "--estimators", "per-decision-is", "certainty-equivalence", "--out", "out"]) == 0
+    result = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert result["settings"]["behaviour"] == "estimated"
+    assert set(result["answers"]) == {"per-decision-is", "certainty-equivalence"}
+    assert "estimated" in capsys.readouterr().out

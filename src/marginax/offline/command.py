@@ -21,8 +21,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from marginax._checks import count
 from marginax.offline._answers import Answer, Evaluation
 from marginax.offline._evaluate import evaluate as evaluate_log
+from marginax.offline._networks import Training
 from marginax.offline._page import write_report
 from marginax.offline._sources import open_data
 
@@ -35,6 +37,7 @@ def evaluate(
     behaviour: Literal["auto", "logged", "estimated"] = "auto",
     estimators: tuple[str, ...] = (),
     reward_range: tuple[float, float] | None = None,
+    network_steps: int = 3000,
     seed: int = 0,
 ) -> int:
     """Say what a policy is worth, from episodes that another policy logged.
@@ -48,6 +51,7 @@ def evaluate(
         behaviour: where behaviour probabilities come from.
         estimators: names of estimators to run; all that apply if omitted.
         reward_range: least and largest possible reward, for the concentration bound; the log's own if omitted.
+        network_steps: gradient steps of each network, for data with observations.
         seed: seed of the bootstrap and of fitted networks.
     """
     console = Console()
@@ -80,6 +84,7 @@ def evaluate(
             reward_range=reward_range,
             seed=seed,
             progress=progress,
+            training=Training(steps=count("network_steps", network_steps)),
         )
     show(result, console)
     if out is not None:

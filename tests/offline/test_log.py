@@ -1,0 +1,52 @@
+"""The flat layout of a log: products, sums and selections within episodes."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marginax.offline import Log
+
+
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    seed=st.integers(0, 1000),
+    zeros=st.booleans(),
+)
+def test_products_sums_and_selections_stay_within_episodes(lengths, seed, zeros):
+    rng = np.random.default_rng(seed)
+    log = Log.from_episodes(
+        [
+            {
+                "states": rng.integers(3, size=n + 1),
+                "actions": rng.integers(2, size=n),
+                "rewards": rng.normal(size=n),
+                "terminal": bool(rng.integers(2)),
+            }
+            for n in lengths
+        ]
+    )
+    x = rng.exponential(size=len(log))
+    if zeros:
+        x[rng.random(len(log)) < 0.3] = 0.0
+    parts = np.split(x, np.cumsum(lengths)[:-1])
+    np.testing.assert_allclose(
+        log.products(x), np.concatenate([np.cumprod(part) for part in parts]), rtol=1e-9
+    )
+    np.testing.assert_allclose(log.sums(x), [part.sum() for part in parts], rtol=1e-12)
+    np.testing.assert_array_equal(log.times, np.concatenate([np.arange(n) for n in lengths]))
+    assert log.truncated.sum() == (~log.terminal[log.last]).sum()
+    order = rng.integers(len(lengths), size=4)
+    chosen = log.select(order)
+    np.testing.assert_array_equal(chosen.lengths, np.array(lengths)[order])
+    expected = np.concatenate([np.split(log.rewards, np.cumsum(lengths)[:-1])[i] for i in order])
+    np.testing.assert_array_equal(chosen.rewards, expected)
+
+
+def test_products_do_not_overflow():
+    log = Log.from_episodes(
+        [{"states": [0] * 501, "actions": [0] * 500, "rewards": [0.0] * 500, "terminal": True}] * 2
+    )
+    products = log.products(np.full(1000, 100.0))
+    assert np.isfinite(products**2).all()
+    np.testing.assert_allclose(products[:3], [1e2, 1e4, 1e6])
+    np.testing.assert_allclose(products[500:503], [1e2, 1e4, 1e6])
