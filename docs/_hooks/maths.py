@@ -13,7 +13,7 @@ BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTA
 
 def mathml(tex: str, display: str, where: str) -> str:
     """The MathML of a piece of TeX; a command that cannot be rendered is an error, never raw TeX."""
-    source = html.unescape(tex).strip()
+    source = re.sub(r"(\\math(?:bb|bf|cal|rm)) ([A-Za-z])", r"\1{\2}", html.unescape(tex).strip())
     result = latex2mathml.converter.convert(source, display=display)
     unknown = re.search(r"\\[A-Za-z]+", html.unescape(result))
     if unknown:
