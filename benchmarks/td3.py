@@ -8,7 +8,8 @@ The peers need torch and live in an environment of their own, whose Python is gi
     python benchmarks/td3.py --peers .venv-peers/bin/python
 
 Every contestant is measured alone with all cores, and as several processes at once with their share of the cores each (all of
-them start counting at the same moment; the figure is their sum). Compilation and the first steps are left out.
+them start counting at the same moment; the figure is their sum). The last column counts steps by processor time, which other
+work on the machine disturbs little. Compilation and the first steps are left out.
 """
 
 import os
@@ -30,7 +31,7 @@ PEERS = {"stable-baselines3": "sb3", "SBX": "sbx", "cleanrl JAX (its loop)": "cl
 
 
 def measure(operator: str, later_steps: str, seconds: float) -> None:
-    """One of our own processes: train, say `ready`, wait for a line, print steps a second."""
+    """One of our own processes: train, say `ready`, wait for a line, print steps a second of clock and processor."""
     from marginax.deep.config import TD3Config
     from marginax.deep.run import Run
     from marginax.deep.train import Trainer
@@ -42,14 +43,15 @@ def measure(operator: str, later_steps: str, seconds: float) -> None:
         trainer._advance()
     print("ready", flush=True)
     sys.stdin.readline()
-    first, started = trainer.step, time.perf_counter()
+    first, started, cpu = trainer.step, time.perf_counter(), time.process_time()
     while time.perf_counter() - started < seconds:
         trainer._advance()
-    print((trainer.step - first) / (time.perf_counter() - started), flush=True)
+    steps = trainer.step - first
+    print(steps / (time.perf_counter() - started), steps / (time.process_time() - cpu), flush=True)
 
 
-def race(command: list[str], processes: int) -> float:
-    """Steps a second of so many processes together."""
+def race(command: list[str], processes: int) -> tuple[float, float]:
+    """Steps a second of so many processes together, and of each in a second of processor time."""
     share = str(max(1, len(os.sched_getaffinity(0)) // processes))
     threads = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     variables = {
@@ -69,7 +71,8 @@ def race(command: list[str], processes: int) -> float:
     for runner in runners:
         runner.stdin.write("go\n")
         runner.stdin.flush()
-    return sum(float(runner.communicate()[0].split()[-1]) for runner in runners)
+    figures = [[float(word) for word in runner.communicate()[0].split()[-2:]] for runner in runners]
+    return sum(f[0] for f in figures), sum(f[1] for f in figures) / processes
 
 
 def main(
@@ -98,9 +101,11 @@ def main(
     if peers is not None:
         script = str(Path(__file__).with_name("td3_peers.py"))
         commands |= {name: [str(peers), script, word, str(seconds)] for name, word in PEERS.items()}
-    print(f"| steps/s | alone, all cores | {processes} processes, in total |\n|---|---|---|")
+    print(f"| steps/s | alone, all cores | {processes} processes, in total | a second of one core |")
+    print("|---|---|---|---|")
     for name, command in commands.items():
-        print(f"| {name} | {race(command, 1):.0f} | {race(command, processes):.0f} |", flush=True)
+        (alone, _), (total, single) = race(command, 1), race(command, processes)
+        print(f"| {name} | {alone:.0f} | {total:.0f} | {single:.0f} |", flush=True)
 
 
 if __name__ == "__main__":
