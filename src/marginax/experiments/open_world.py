@@ -57,10 +57,10 @@ class OpenWorld(Experiment):
         """The same experiment at a size for a first look.
 
         >>> OpenWorld().quick().seeds
-        8
+        6
         """
         return dataclasses.replace(
-            self, seeds=min(self.seeds, 8), iterations=min(self.iterations, 100), family=False
+            self, seeds=min(self.seeds, 6), iterations=min(self.iterations, 80), family=False
         )
 
     @property

@@ -31,6 +31,8 @@ class Variance(Experiment):
 
     trajectories: int = 400
     """Trajectories for each seed."""
+    noisy: bool = True
+    """Whether to show a chain with noisy rewards, too."""
 
     def __post_init__(self) -> None:
         if self.trajectories < 10:
@@ -42,17 +44,20 @@ class Variance(Experiment):
         >>> Variance().quick().seeds
         40
         """
-        return dataclasses.replace(self, seeds=min(self.seeds, 40), trajectories=min(self.trajectories, 200))
+        return dataclasses.replace(
+            self, seeds=min(self.seeds, 40), trajectories=min(self.trajectories, 200), noisy=False
+        )
 
     def cases(self) -> dict[str, dict[str, Any]]:
         """Problem and clip. Products of ratios reach 5⁴ on a chain of 5, which a sample still shows; 5⁹ it would not."""
-        return {
+        cases: dict[str, dict[str, Any]] = {
             "chain-1": {"title": "chain of 5, c̄ = 1", "clip": 1.0, "noise": 0.0},
             "chain-5": {"title": "chain of 5, c̄ = 5", "clip": 5.0, "noise": 0.0},
             "chain-noisy": {"title": "chain of 5, c̄ = 5, σ = 1", "clip": 5.0, "noise": 1.0},
             "open-1": {"title": "Open World 5 × 5, c̄ = 1", "clip": 1.0},
             "open-2": {"title": "Open World 5 × 5, c̄ = 2", "clip": 2.0},
         }
+        return {label: case for label, case in cases.items() if self.noisy or label != "chain-noisy"}
 
     def parts(self) -> list[Part]:
         return [
