@@ -1,10 +1,12 @@
-"""The same logs evaluated by scope-rl: values side by side, error and time.
+"""The same logs evaluated by scope-rl and by d3rlpy: values side by side, error and time.
 
     uv venv peers && VIRTUAL_ENV=peers uv pip install scope-rl
     python benchmarks/evaluate_peers.py --peer peers/bin/python
 
 scope-rl needs episodes of one length, so the logs are those of the chain (6 steps) and of a continuing random MDP
-(50 steps, truncated). Its doubly robust estimator is given our critic. It runs in an environment of its own.
+(50 steps, truncated). Its doubly robust estimator is given our critic. d3rlpy (which comes with scope-rl) has fitted
+Q evaluation for its own agents only: a DQN agent that always takes action 0 stands for the chain's target policy.
+Both run in an environment of their own.
 """
 
 import argparse
@@ -45,7 +47,42 @@ def peer(path: Path) -> None:
             **arguments(data, "large"), n_bootstrap_samples=1000, random_state=0
         )
     result["seconds"] = time.perf_counter() - begin
+    begin = time.perf_counter()
+    result["fitted"] = [fitted(data, k) for k in range(len(data["fixed_states"]))]
+    result["fitted_seconds"] = time.perf_counter() - begin
     print(json.dumps(result))
+
+
+def fitted(data, k) -> float:
+    """d3rlpy's fitted Q evaluation of "always action 0" on one-hot states, 2,000 steps of batches of 100."""
+    import d3rlpy
+    import torch
+
+    eye = np.eye(6, dtype=np.float32)
+    dataset = d3rlpy.dataset.MDPDataset(
+        eye[data["fixed_states"][k]],
+        data["fixed_actions"][k][:, None],
+        data["fixed_rewards"][k][:, None].astype(np.float32),
+        data["fixed_terminal"][k].astype(np.float32),
+        action_space=d3rlpy.ActionSpace.DISCRETE,
+        action_size=2,
+    )
+    agent = d3rlpy.algos.DQNConfig().create()
+    agent.build_with_dataset(dataset)
+    agent.impl.inner_predict_best_action = lambda x: torch.zeros(len(x), dtype=torch.int64)
+    settings = d3rlpy.ope.FQEConfig(
+        learning_rate=1e-3, gamma=0.95, batch_size=100, target_update_interval=100
+    )
+    evaluation = d3rlpy.ope.DiscreteFQE(algo=agent, config=settings)
+    evaluation.fit(
+        dataset,
+        n_steps=2000,
+        n_steps_per_epoch=2000,
+        show_progress=False,
+        save_interval=10**9,
+        logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
+    )
+    return float(evaluation.predict_value(eye[:1], np.zeros((1, 1)))[0])
 
 
 def arguments(data, k) -> dict:
@@ -108,6 +145,16 @@ def main() -> None:
             values[name].append(answers[name].value)
         for name, column in columns.items():
             stacked.setdefault(name, []).append(column)
+    always, uniform = mx.problems.chain(n=6, actions=2, noise=0.2, discount=0.95)[1:]
+    fixed_names = ["certainty-equivalence", "fqe-one-step", "fqe-retrace", "fqe-marginalized"]
+    fixed_values, fixed = {name: [] for name in fixed_names}, {}
+    for k in range(10):
+        log, _ = draw(mdp, uniform, always, k, 200, 6)
+        answers = mx.offline.evaluate(log, always, discount=0.95, estimators=fixed_names).answers
+        for name in fixed_names:
+            fixed_values[name].append(answers[name].value)
+        for name in ("states", "actions", "rewards", "terminal"):
+            fixed.setdefault(f"fixed_{name}", []).append(getattr(log, name))
     large_mdp, large_pi, large_mu = mx.problems.garnet(50, 4, 5, seed=1, discount=0.95)
     large_pi = 0.2 * large_pi + 0.8 * large_mu
     log, columns = draw(large_mdp, large_mu, large_pi, 0, parsed.transitions // 50, 50)
@@ -117,7 +164,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "logs.npz"
         large = {f"large_{name}": column for name, column in columns.items()}
-        arrays = {name: np.stack(column) for name, column in stacked.items()}
+        arrays = {name: np.stack(column) for name, column in {**stacked, **fixed}.items()}
         np.savez(path, steps=6, discount=0.95, large_steps=50, large_discount=0.95, **arrays, **large)
         command = [str(parsed.peer or sys.executable), __file__, "--inside", str(path)]
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -138,6 +185,15 @@ def main() -> None:
         end="",
     )
     print(f"(1,000 resamples): marginax {ours:.1f} s, scope-rl {theirs['seconds']:.1f} s")
+    truth = float(mdp.initial @ mdp.v_values(always))
+    print(
+        f"\nchain, 10 logs of 200 episodes by the uniform policy, target always action 0, exact value {truth:.4f}\n"
+    )
+    print("| estimator | RMSE |\n|---|---|")
+    fixed_values["d3rlpy FQE"] = theirs["fitted"]
+    for name, found in fixed_values.items():
+        print(f"| {name} | {np.sqrt(((np.array(found) - truth) ** 2).mean()):.4f} |")
+    print(f"\nd3rlpy took {theirs['fitted_seconds'] / 10:.1f} s a log")
 
 
 if __name__ == "__main__":
