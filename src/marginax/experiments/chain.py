@@ -65,8 +65,8 @@ class Chain(Experiment):
             self,
             seeds=min(self.seeds, 10),
             iterations=min(self.iterations, 1000),
-            actions=self.actions[:2],  # each shape takes its time to compile
-            horizon=self.horizon[:2],
+            actions=self.actions[:1],  # each shape takes its time to compile
+            horizon=self.horizon[:1],
         )
 
     @property

@@ -63,7 +63,7 @@ class PolicyIteration(Experiment):
         >>> PolicyIteration().quick().seeds
         4
         """
-        return dataclasses.replace(self, seeds=min(self.seeds, 4), iterations=min(self.iterations, 50))
+        return dataclasses.replace(self, seeds=min(self.seeds, 4), iterations=min(self.iterations, 30))
 
     @property
     def evaluated(self) -> np.ndarray:
