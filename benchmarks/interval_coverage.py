@@ -1,7 +1,7 @@
 """Do the intervals hold? Coverage, error and width of every tabular estimator over repeated logs.
 
-    python benchmarks/coverage.py                                  # all problems, 200 repetitions
-    python benchmarks/coverage.py --problems chain --episodes 100 400
+    python benchmarks/interval_coverage.py                                  # all problems, 200 repetitions
+    python benchmarks/interval_coverage.py --problems chain --episodes 100 400
 
 A log is drawn from the behaviour policy, the target policy is evaluated from it, and the 95% interval either
 holds the exact value or does not. With 200 repetitions a true rate of 95% is measured as 92% to 98%.
