@@ -76,7 +76,7 @@ class TD3Config:
     noise_clip: float = 0.5
     """Largest absolute value of that noise."""
     policy_delay: int = 2
-    """One update of the actor, the targets and the TD weights for so many of the critics."""
+    """One update of the actor, the targets and the TD weights for so many of the critics: the last of them."""
     random_steps: int = 10_000
     """First steps, which take uniform random actions."""
     update_after: int = 1_000

@@ -199,8 +199,8 @@ def fit(
     return mean
 
 
-def adam(rate: float, gradient: MLP, optimiser: Any, network: MLP) -> tuple[MLP, Any]:
-    """One step of Adam.
+def adam(rate: float, gradient: Any, optimiser: Any, network: Any) -> tuple[Any, Any]:
+    """One step of Adam on one network, or on several.
 
     >>> network = MLP(1, 1, (2,), key=jax.random.key(0))
     >>> optimiser = optax.adam(0.1).init(network)

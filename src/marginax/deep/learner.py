@@ -148,7 +148,7 @@ class Plan:
             for config, buffer in zip(self.configs, state.rows, strict=True)
         )
         carry, _ = jax.lax.scan(lambda c, m: (self._round(*c, m), None), state[:2], material)
-        last = jax.tree.map(lambda x: x[-1, -1], material)
+        last = [self._last_batch(*part) for part in material]
         table = [self._metrics(g, *carry, *last[g]) for g in range(len(self.configs))]
         return LearnerState(*carry, state.rows, state.added), policies(carry[0]), jnp.concatenate(table)
 
@@ -163,17 +163,24 @@ class Plan:
         return LearnerState(state.agents, state.estimators, written, state.added + self.block)
 
     def _material(self, config: TD3Config, buffer: Array, added: Array, keys: Array) -> tuple[Any, Array]:
-        """Batches and noise keys of a whole block, `[rounds, delay, seeds, …]`, drawn before the loop starts."""
+        """Batches and noise keys of a whole block, `[rounds, seeds, …]`, drawn before the loop starts.
+
+        Those of a round lie side by side, as `td3.aim` takes them.
+        """
 
         def one(rows: Array, key: Array) -> tuple[Any, Array]:
             # The keys of td3.update_block: its updates and these are the same.
             pairs = jax.vmap(jax.random.split)(jax.random.split(key, self.block))
+            sample_keys, noise_keys = (pairs[:, i].reshape(-1, self.delay) for i in range(2))
             source = Replay(rows, added, self.observation_size)
             draw = {"batch": config.batch_size, "length": config.length}
-            return jax.vmap(lambda k: replay.sample(source, k, **draw))(pairs[:, 0]), pairs[:, 1]
+            return jax.vmap(lambda k: replay.sample(source, k, **draw))(sample_keys), noise_keys
 
-        material = jax.vmap(one, out_axes=1)(buffer, keys)
-        return jax.tree.map(lambda x: x.reshape(-1, self.delay, *x.shape[1:]), material)
+        return jax.vmap(one, out_axes=1)(buffer, keys)
+
+    def _last_batch(self, batch: Any, keys: Array) -> tuple[Any, Array]:
+        size = self.configs[0].batch_size
+        return jax.tree.map(lambda x: x[-1, :, :, -size:], batch), keys[-1, :, -1]
 
     def _group(self, g: int, agents: TD3State, estimator: Estimator | None) -> TD3State:
         mine = slice(g * self.seeds, (g + 1) * self.seeds)
@@ -182,19 +189,20 @@ class Plan:
     def _round(
         self, agents: TD3State, estimators: tuple[Estimator | None, ...], material: tuple[Any, ...]
     ) -> tuple[TD3State, tuple[Estimator | None, ...]]:
-        """`policy_delay` updates of every agent, the first of them a delayed one."""
+        """`policy_delay` updates of every agent, the last of them a delayed one."""
+        parts, trained, size = [], [], self.configs[0].batch_size
+        for g, config in enumerate(self.configs):
+            group = self._group(g, agents, estimators[g])
+            batch, keys = material[g]
+            aimed = jax.vmap(partial(td3.aim, config, train=True))(group, batch, keys)
+            parts.append((aimed.pairs, aimed.target, batch.observations[:, 0]))
+            trained.append(aimed.estimator)
+        everything = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
         for i in range(self.delay):
-            delayed, parts, trained = i == 0, [], []
-            for g, config in enumerate(self.configs):
-                batch, key = jax.tree.map(lambda x, i=i: x[i], material[g])
-                group = self._group(g, agents, estimators[g])
-                aimed = jax.vmap(partial(td3.aim, config, train=delayed))(group, batch, key)
-                parts.append((aimed.ahead.features[:, 0], aimed.target, batch.observations[:, 0]))
-                trained.append(aimed.estimator)
-            together = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
-            agents, *_ = jax.vmap(partial(td3.learn, self.configs[0], delayed=delayed))(agents, *together)
-            estimators = tuple(trained)
-        return agents, estimators
+            mine = jax.tree.map(lambda x, i=i: x[:, i * size : (i + 1) * size], everything)
+            step = partial(td3.learn, self.configs[0], delayed=i == self.delay - 1)
+            agents, *_ = jax.vmap(step)(agents, *mine)
+        return agents, tuple(trained)
 
     def _metrics(
         self, g: int, agents: TD3State, estimators: tuple[Estimator | None, ...], batch: Any, keys: Array
@@ -216,7 +224,7 @@ def _error_variance(
     rival = dataclasses.replace(config, operator=operator)
     batch = jax.tree.map(lambda x: x[: rival.length], batch)
     aimed = td3.aim(rival, td3.with_estimator(state, None), batch, key, train=False)
-    return jnp.var(aimed.target - value(state.critic, aimed.ahead.features[0])[0])
+    return jnp.var(aimed.target - value(state.critic, aimed.pairs)[0])
 
 
 @cache

@@ -1,5 +1,7 @@
 """The pure functions of the agent: traces, targets and losses; no state, no optimiser."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from marginax import targets
 from marginax.deep import weights as td_weights
 from marginax.deep.config import TD3Config
-from marginax.deep.networks import MLP, act, value
+from marginax.deep.networks import MLP, Critics, act, first_twin, value
 from marginax.deep.replay import Sequences
 
 
@@ -19,15 +21,18 @@ class Bootstrap(eqx.Module):
         v_next: $Q(x_{t+1}, π)$ with the smoothing noise of TD3, the smaller of the twins.
         traces: $c(x_t, a_t)$; 1 at the first step, where it is never read.
         products: $C_t = c_1 ⋯ c_t$, zero in the padding.
+        q: What the operator subtracts from step t: $Q(x_t, a_t)$, or $Q(x_t, π)$ for `n-step` and `retrace-paper`;
+            0 at the first step where it cancels.
         features: [state, action], actions clipped to the box.
 
-    >>> Bootstrap(*[jnp.zeros((2, 3))] * 3, jnp.zeros((2, 3, 4))).v_next.shape
+    >>> Bootstrap(*[jnp.zeros((2, 3))] * 4, jnp.zeros((2, 3, 4))).v_next.shape
     (2, 3)
     """
 
     v_next: Float[Array, "T batch"]
     traces: Float[Array, "T batch"]
     products: Float[Array, "T batch"]
+    q: Float[Array, "T batch"]
     features: Float[Array, "T batch n"]
 
 
@@ -58,7 +63,7 @@ def trace(
 
 
 def bootstrap(
-    config: TD3Config, target_actor: MLP, target_critic: MLP, batch: Sequences, key: Array
+    config: TD3Config, target_actor: MLP, target_critic: Critics, batch: Sequences, key: Array
 ) -> Bootstrap:
     """Bootstrap values and traces of a batch; the policy π is a Gaussian around the target actor's output.
 
@@ -107,13 +112,15 @@ def traces(config: TD3Config, batch: Sequences, means: Float[Array, "T batch m"]
 
 def look_ahead(
     config: TD3Config,
-    target_critic: MLP,
+    target_critic: Critics,
     batch: Sequences,
     means: Float[Array, "T batch m"],
     coefficients: Float[Array, "T batch"],
     key: Array,
 ) -> Bootstrap:
-    """Bootstrap values at the policy's actions, smoothed as TD3 has it, beside the traces of the sequences.
+    """Values at the policy's actions, smoothed as TD3 has it, and at those taken, beside the traces of the sequences.
+
+    With several keys the batch is so many batches side by side, and each draws its noise from its own.
 
     >>> from marginax.deep import replay
     >>> batch = replay.unpack(jnp.zeros((2, 3, 7)), jnp.ones((2, 3), bool), 1)
@@ -121,14 +128,32 @@ def look_ahead(
     >>> look_ahead(TD3Config(), critic, batch, jnp.zeros((2, 3, 1)), jnp.ones((2, 3)), jax.random.key(1)).v_next.shape
     (2, 3)
     """
-    noise = config.target_noise * jax.random.normal(key, means.shape)
+    noise = config.target_noise * side_by_side(jax.random.normal, key, means.shape)
     smoothed = jnp.clip(means + jnp.clip(noise, -config.noise_clip, config.noise_clip), -1, 1)
     following = jnp.concatenate([batch.next_observations, smoothed], -1)
-    v_next = _smaller(target_critic, following.reshape(-1, following.shape[-1])).reshape(means.shape[:2])
     features = jnp.concatenate([batch.observations, jnp.clip(batch.actions, -1, 1)], -1)
+    # The first value cancels unless the first weight differs from 1.
+    first = 0 if config.operator == "marginalized" and not first_weight_is_one(config) else 1
+    taken = config.operator not in ("n-step", "retrace-paper") and first < len(features)
+    pairs = jnp.concatenate([following, features[first:]]) if taken else following
+    values = _smaller(target_critic, pairs.reshape(-1, pairs.shape[-1])).reshape(pairs.shape[:2])
+    v_next, others = values[: len(means)], values[len(means) :]
+    q = jnp.concatenate([jnp.zeros_like(v_next[:first]), others if taken else v_next[:-1]])
     cut = batch.terminal | batch.truncated
     products = jax.vmap(td_weights.cumulative, 1, 1)(coefficients, cut)[0]
-    return Bootstrap(v_next, coefficients, products, features)
+    return Bootstrap(v_next, coefficients, products, q, features)
+
+
+def side_by_side(draw: Callable[..., Array], keys: Array, shape: tuple[int, ...]) -> Array:
+    """Random numbers `[T, batch, …]`: one key, or one for each of several batches side by side.
+
+    >>> side_by_side(jax.random.normal, jax.random.split(jax.random.key(0)), (3, 8, 1)).shape
+    (3, 8, 1)
+    """
+    if keys.ndim == 0:
+        return draw(keys, shape)
+    one = (shape[0], shape[1] // len(keys), *shape[2:])
+    return jax.vmap(lambda key: draw(key, one), out_axes=1)(keys).reshape(shape)
 
 
 def draw_steps(
@@ -144,25 +169,26 @@ def draw_steps(
     """
     times = jnp.arange(1, config.sequence_length)
     logits = times * jnp.log(config.discount * max(config.decay, 0.1) + 1e-6)
-    steps = 1 + jax.random.categorical(key, logits, shape=(batch,)).astype(jnp.int32)
+
+    def draw(key: Array, shape: tuple[int, ...]) -> Array:
+        return jax.random.categorical(key, logits, shape=shape)
+
+    steps = 1 + side_by_side(draw, key, (1, batch))[0].astype(jnp.int32)
     return steps, jax.nn.softmax(logits)[steps - 1]
 
 
 def critic_targets(
     config: TD3Config,
-    target_critic: MLP,
     batch: Sequences,
     ahead: Bootstrap,
     weights: Float[Array, "T batch"] | None = None,
 ) -> Float[Array, "batch"]:
     """The operator's sampled estimate at the first pair of every sequence.
 
-    All operators go through `marginax.targets`. `n-step` (uncorrected) and `retrace-paper` put Q(x_t, π)
-    where Retrace has Q(x_t, a_t).
+    All operators go through `marginax.targets`.
 
     Args:
         config: Says which operator.
-        target_critic: The delayed twin critics.
         batch: The sequences.
         ahead: What `bootstrap` returned for them.
         weights: TD weights w(x_t, a_t), for `marginalized`.
@@ -176,7 +202,7 @@ def critic_targets(
     >>> rows = replay.pack([[0.0]], [[0.5]], [1.0], [True], [False], [0.0], [[0.1]])
     >>> batch = replay.sample(replay.add(replay.empty(4, 1, 1), rows), jax.random.key(0), batch=3, length=1)
     >>> ahead = bootstrap(config, state.target_actor, state.target_critic, batch, jax.random.key(1))
-    >>> critic_targets(config, state.target_critic, batch, ahead)
+    >>> critic_targets(config, batch, ahead)
     Array([1., 1., 1.], dtype=float32)
     """
     if config.operator == "marginalized":
@@ -185,22 +211,13 @@ def critic_targets(
         coefficients = weights
     else:
         coefficients = ahead.traces
-    q = jnp.zeros_like(ahead.v_next)  # the first one cancels unless the first weight differs from 1
-    first = 0 if config.operator == "marginalized" and not first_weight_is_one(config) else 1
-    if config.operator in ("n-step", "retrace-paper"):
-        q = q.at[1:].set(ahead.v_next[:-1])
-    elif first < len(q):
-        pairs = ahead.features[first:]
-        values = _smaller(target_critic, pairs.reshape(-1, pairs.shape[-1]))
-        q = q.at[first:].set(values.reshape(pairs.shape[:2]))
-
     estimate = targets.marginalized if config.operator == "marginalized" else targets.multi_step
 
     def one(q, v_next, rewards, discounts, coefficients, truncated, valid) -> Array:
         return estimate(q, v_next, rewards, discounts, coefficients, truncated, valid=valid)[0]
 
     discounts = jnp.where(batch.terminal, 0.0, config.discount)
-    arrays = (q, ahead.v_next, batch.rewards, discounts, coefficients, batch.truncated, batch.valid)
+    arrays = (ahead.q, ahead.v_next, batch.rewards, discounts, coefficients, batch.truncated, batch.valid)
     return jax.vmap(one, in_axes=1)(*arrays)
 
 
@@ -214,7 +231,7 @@ def first_weight_is_one(config: TD3Config) -> bool:
 
 
 def critic_loss(
-    critic: MLP, features: Float[Array, "batch n"], target: Float[Array, "batch"]
+    critic: Critics, features: Float[Array, "batch n"], target: Float[Array, "batch"]
 ) -> tuple[Float[Array, ""], Float[Array, "2 batch"]]:
     """Squared error of both critics, summed over the two; also their values.
 
@@ -227,16 +244,15 @@ def critic_loss(
     return jnp.sum(jnp.mean((values - target) ** 2, axis=-1)), values
 
 
-def actor_loss(actor: MLP, critic: MLP, observations: Float[Array, "batch n"]) -> Float[Array, ""]:
+def actor_loss(actor: MLP, critic: Critics, observations: Float[Array, "batch n"]) -> Float[Array, ""]:
     """Minus the first critic's mean value of the actor's own actions.
 
     >>> actor, critic = (MLP(n, 1, (8,), copies=k, key=jax.random.key(0)) for n, k in ((2, None), (3, 2)))
     >>> actor_loss(actor, critic, jnp.ones((3, 2))).shape
     ()
     """
-    first = jax.tree.map(lambda x: x[0], critic)
-    return -jnp.mean(value(first, jnp.concatenate([observations, act(actor, observations)], -1)))
+    return -jnp.mean(value(first_twin(critic), jnp.concatenate([observations, act(actor, observations)], -1)))
 
 
-def _smaller(critic: MLP, features: Float[Array, "batch n"]) -> Float[Array, "batch"]:
+def _smaller(critic: Critics, features: Float[Array, "batch n"]) -> Float[Array, "batch"]:
     return jnp.min(value(critic, features), axis=0)

@@ -1,6 +1,7 @@
 """The networks: multi-layer perceptrons on states or on [state, action] features."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -61,13 +62,64 @@ def act(actor: MLP, observations: Float[Array, "batch n"]) -> Float[Array, "batc
     return jnp.tanh(actor(observations))
 
 
-def value(critic: MLP, features: Float[Array, "batch n"]) -> Float[Array, "*copies batch"]:
+# Twin critics: one network with a leading axis of 2, or two networks.
+Critics = MLP | tuple[MLP, MLP]
+
+
+def value(critic: Critics, features: Float[Array, "batch n"]) -> Float[Array, "*copies batch"]:
     """Q of a batch of [state, action] features: `[batch]`, or `[2, batch]` for twin critics.
 
     >>> value(MLP(3, 1, (8,), copies=2, key=jax.random.key(0)), jnp.ones((5, 3))).shape
     (2, 5)
     """
+    if isinstance(critic, tuple):
+        return jnp.stack([value(twin, features) for twin in critic])
     return critic(features)[..., 0]
+
+
+def first_twin(critic: Critics) -> MLP:
+    """The first of the twins.
+
+    >>> first_twin(MLP(3, 1, (8,), copies=2, key=jax.random.key(0))).weights[0].shape
+    (3, 8)
+    """
+    return critic[0] if isinstance(critic, tuple) else jax.tree.map(lambda x: x[0], critic)
+
+
+def apart(tree: Any) -> Any:
+    """Networks of two copies as pairs of networks, wherever they are in a tree.
+
+    A batched product runs on one core of a CPU, and two products side by side on two; an accelerator
+    prefers one large product. Either way the numbers are the same.
+
+    >>> twins = MLP(3, 1, (8,), copies=2, key=jax.random.key(0))
+    >>> len(apart({"critic": twins})["critic"])
+    2
+    """
+
+    def pair(node: Any) -> Any:
+        if not isinstance(node, MLP):
+            return node
+        return tuple(jax.tree.map(lambda x, i=i: x[i], node) for i in range(2))
+
+    return jax.tree.map(pair, tree, is_leaf=lambda node: isinstance(node, MLP))
+
+
+def together(tree: Any) -> Any:
+    """What `apart` was given.
+
+    >>> twins = MLP(3, 1, (8,), copies=2, key=jax.random.key(0))
+    >>> together(apart(twins)).weights[0].shape
+    (2, 3, 8)
+    """
+
+    def is_pair(node: Any) -> bool:
+        return type(node) is tuple and len(node) == 2 and all(isinstance(x, MLP) for x in node)
+
+    def join(node: Any) -> Any:
+        return jax.tree.map(lambda *x: jnp.stack(x), *node) if is_pair(node) else node
+
+    return jax.tree.map(join, tree, is_leaf=is_pair)
 
 
 def layers(actor: MLP) -> Layers:

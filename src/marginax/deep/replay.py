@@ -101,12 +101,12 @@ def sample(buffer: Replay, key: Array, *, batch: int, length: int) -> Sequences:
 
     Args:
         buffer: A buffer with at least one transition.
-        key: A JAX random key.
-        batch: Number of sequences.
+        key: A JAX random key, or several for as many batches side by side.
+        batch: Number of sequences for each key.
         length: Their length T, padding included.
 
     Returns:
-        Sequences with fields `[length, batch, ...]`.
+        Sequences with fields `[length, batch, ...]`, or `[length, batches * batch, ...]` for several keys.
 
     >>> rows = pack([[0.0], [1.0]], [[0.0], [0.0]], [0.0, 0.0], [False] * 2, [False] * 2, [0.0] * 2, [[1.0], [2.0]])
     >>> sample(add(empty(2, 1, 1), rows), jax.random.key(1), batch=1, length=2).observations.shape
@@ -114,7 +114,8 @@ def sample(buffer: Replay, key: Array, *, batch: int, length: int) -> Sequences:
     """
     capacity = buffer.rows.shape[0]
     size = jnp.minimum(buffer.added, capacity)
-    starts = buffer.added - size + jax.random.randint(key, (batch,), 0, size)
+    drawn = jax.vmap(lambda k: jax.random.randint(k, (batch,), 0, size))(key.reshape(-1))
+    starts = buffer.added - size + drawn.reshape(-1)
     times = starts + jnp.arange(length)[:, None]
     return unpack(buffer.rows[times % capacity], times < buffer.added, buffer.observation_size)
 

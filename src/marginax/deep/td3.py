@@ -1,9 +1,13 @@
 """TD3 whose critic target is any operator of this library: the whole agent is one pytree, and an update is a pure function.
 
 `update_block` runs a block of updates as one program. It can be vmapped over agents: the number of updates and
-the policy delay are fixed when it is traced, so no agent's state decides what is computed.
+the policy delay are fixed when it is traced, so no agent's state decides what is computed. Updates come in rounds
+of `policy_delay`. The last of a round moves the actor, the target networks and the TD weights, so the target networks
+stay as they are within a round and are asked once for all of its batches.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -16,7 +20,7 @@ from marginax.deep import estimator as estimation
 from marginax.deep import losses, replay
 from marginax.deep.config import TD3Config
 from marginax.deep.estimator import Estimator, adam
-from marginax.deep.networks import MLP
+from marginax.deep.networks import MLP, Critics, act, apart, together
 from marginax.deep.replay import Replay, Sequences
 from marginax.deep.weights import cumulative, normalise
 
@@ -26,7 +30,7 @@ class TD3State(eqx.Module):
 
     Attributes:
         actor: The policy's network.
-        critic: The twin critics, one leading axis of 2.
+        critic: The twin critics: one leading axis of 2, or (inside `update_block`) two networks.
         target_actor: The actor, delayed.
         target_critic: The critics, delayed.
         actor_optimiser: Adam's state for the actor.
@@ -38,9 +42,9 @@ class TD3State(eqx.Module):
     """
 
     actor: MLP
-    critic: MLP
+    critic: Critics
     target_actor: MLP
-    target_critic: MLP
+    target_critic: Critics
     actor_optimiser: Any
     critic_optimiser: Any
     estimator: Estimator | None
@@ -121,11 +125,8 @@ def update(
     >>> float(metrics.target_mean)
     1.0
     """
-    aimed = aim(config, state, batch, key, train=delayed)
-    state = with_estimator(state, aimed.estimator)
-    pairs, observations = aimed.ahead.features[0], batch.observations[0]
-    state, critic_loss, values = learn(config, state, pairs, aimed.target, observations, delayed=delayed)
-    return state, _metrics(aimed, critic_loss, values[0])
+    state, metrics = _round(config, state, batch, key.reshape(1), delayed=delayed)
+    return state, jax.tree.map(lambda x: x[0], metrics)
 
 
 def with_estimator(state: TD3State, estimator: Estimator | None) -> TD3State:
@@ -151,24 +152,24 @@ class Aim(eqx.Module):
 
     Attributes:
         target: One constant target a sequence.
-        ahead: What the target networks say along the sequences.
+        pairs: [state, action] features of the first step of each.
         credit: TD weights, or cumulative traces for the other operators.
         share: Probability with which a step was read; 1 where all are.
         valid: Which entries of the credit count.
-        trace_mean: Mean trace over steps t ≥ 1; 0 where none was computed.
+        trace_mean: Mean trace over steps t ≥ 1, of each batch; 0 where none was computed.
         estimator: The TD weights' networks, after their training if there was any.
         weight_loss: Their loss; 0 where they are not trained.
 
     >>> sorted(Aim.__annotations__)[0]
-    'ahead'
+    'credit'
     """
 
     target: Float[Array, " batch"]
-    ahead: losses.Bootstrap
+    pairs: Float[Array, "batch n"]
     credit: Float[Array, "T batch"]
     share: Float[Array, "T batch"]
     valid: Bool[Array, "T batch"]
-    trace_mean: Float[Array, ""]
+    trace_mean: Float[Array, " batches"]
     estimator: Estimator | None
     weight_loss: Float[Array, ""]
 
@@ -176,7 +177,8 @@ class Aim(eqx.Module):
 def aim(config: TD3Config, state: TD3State, batch: Sequences, key: Array, *, train: bool) -> Aim:
     """The half of an update that depends on the operator: targets and, if `train`, a step of the TD weights.
 
-    Only the target networks and the estimator of the state are read.
+    Only the target networks and the estimator of the state are read. With several keys the batch is so many
+    batches side by side, and the weights learn from the last of them.
 
     >>> config = TD3Config(hidden=(8,))
     >>> state = init(config, observation_size=1, action_size=1, key=jax.random.key(0))
@@ -191,13 +193,14 @@ def aim(config: TD3Config, state: TD3State, batch: Sequences, key: Array, *, tra
     credit, estimator, weight_loss = ahead.products, state.estimator, jnp.zeros(())
     if estimator is not None:
         discounts = jnp.where(batch.terminal, 0.0, config.discount)
-        credit, estimator, weight_loss = _weights(config, estimator, batch, ahead, discounts, train=train)
-    target = losses.critic_targets(config, state.target_critic, batch, ahead, credit)
-    trace_mean = _later_mean(batch.valid, ahead.traces)
+        credit, estimator, weight_loss = _weights(
+            config, estimator, batch, ahead, discounts, key, train=train
+        )
+    target = losses.critic_targets(config, batch, ahead, credit)
+    trace_mean = jax.vmap(_later_mean, 1)(*(_batches(x, key) for x in (batch.valid, ahead.traces)))
     share = jnp.ones_like(credit)
-    return Aim(
-        jax.lax.stop_gradient(target), ahead, credit, share, batch.valid, trace_mean, estimator, weight_loss
-    )
+    result = (credit, share, batch.valid, trace_mean, estimator, weight_loss)
+    return Aim(jax.lax.stop_gradient(target), ahead.features[0], *result)
 
 
 def _aim_at_one(config: TD3Config, state: TD3State, batch: Sequences, key: Array, *, train: bool) -> Aim:
@@ -206,33 +209,48 @@ def _aim_at_one(config: TD3Config, state: TD3State, batch: Sequences, key: Array
     The weight of a step needs no walk along the path to it, so only the training of the weights, which learn
     from products of traces, looks at the steps in between.
     """
-    step_key, noise_key = jax.random.split(key)
-    steps, probability = losses.draw_steps(config, batch.rewards.shape[1], step_key)
-    two = replay.pick(batch, steps)
-    trace_mean, coefficients = jnp.zeros(()), jnp.ones(two.rewards.shape)
-    if train:
-        means = losses.policy_means(state.target_actor, batch)
-        traces = losses.traces(config, batch, means)
-        trace_mean = _later_mean(batch.valid, traces)
-        products = jax.vmap(cumulative, 1, 1)(traces, batch.terminal | batch.truncated)[0]
-        place = (steps, jnp.arange(len(steps)))
-        coefficients = coefficients.at[1].set(products[place])
-        means = jnp.stack([means[0], means[place]])
-    else:
-        means = losses.policy_means(state.target_actor, two)
-    ahead = losses.look_ahead(config, state.target_critic, two, means, coefficients, noise_key)
-    power = config.discount ** (steps - 1) / probability  # beside the γ that a step's successor has anyway
-    discounts = jnp.where(two.terminal, 0.0, config.discount * jnp.stack([power, jnp.ones_like(power)]))
+    step_key, noise_key = jnp.moveaxis(jax.vmap(jax.random.split)(key.reshape(-1)), 1, 0)
     estimator = state.estimator
     if estimator is None:
         raise ValueError("state must have an estimator of TD weights.")
-    credit, estimator, weight_loss = _weights(config, estimator, two, ahead, discounts, train=train)
-    weights = credit.at[1].multiply(power)
-    target = losses.critic_targets(config, state.target_critic, two, ahead, weights)
+    steps, probability = losses.draw_steps(config, batch.rewards.shape[1], step_key)
+    two = replay.pick(batch, steps)
+    last = _last(batch, key) if train else 0
+    rest = len(steps) - last
+    # One evaluation of the actor: two steps of what is only aimed at, all steps of what is learned from.
+    whole = jax.tree.map(lambda x: x[:, rest:], batch)
+    following = (two.next_observations[:, :rest], whole.next_observations)
+    rows = jnp.concatenate([x.reshape(x.shape[0] * x.shape[1], x.shape[2]) for x in following])
+    means, size = act(state.target_actor, rows), batch.actions.shape[-1]
+    seen = means[: 2 * rest].reshape(2, rest, size)
+    coefficients = jnp.ones(two.rewards.shape)
+    trace_mean = jnp.zeros(key.size)
+    if train:
+        along = means[2 * rest :].reshape(*whole.rewards.shape, size)
+        traces = losses.traces(config, whole, along)
+        trace_mean = trace_mean.at[-1].set(_later_mean(whole.valid, traces))
+        products = jax.vmap(cumulative, 1, 1)(traces, whole.terminal | whole.truncated)[0]
+        place = (steps[rest:], jnp.arange(last))
+        coefficients = coefficients.at[1, rest:].set(products[place])
+        seen = jnp.concatenate([seen, jnp.stack([along[0], along[place]])], axis=1)
+    ahead = losses.look_ahead(config, state.target_critic, two, seen, coefficients, noise_key)
+    power = config.discount ** (steps - 1) / probability  # beside the γ that a step's successor has anyway
+    discounts = jnp.where(two.terminal, 0.0, config.discount * jnp.stack([power, jnp.ones_like(power)]))
+    credit, estimator, weight_loss = _weights(config, estimator, two, ahead, discounts, key, train=train)
+    target = losses.critic_targets(config, two, ahead, credit.at[1].multiply(power))
     share = jnp.ones_like(credit).at[1].set(probability)
-    return Aim(
-        jax.lax.stop_gradient(target), ahead, credit, share, two.valid, trace_mean, estimator, weight_loss
-    )
+    result = (credit, share, two.valid, trace_mean, estimator, weight_loss)
+    return Aim(jax.lax.stop_gradient(target), ahead.features[0], *result)
+
+
+def _last(batch: Sequences, keys: Array) -> int:
+    """How many sequences the last of several batches side by side has."""
+    return batch.rewards.shape[1] // keys.size
+
+
+def _batches(x: Array, keys: Array) -> Array:
+    """Several batches side by side, apart: `[T, batches, batch]`."""
+    return x.reshape(x.shape[0], keys.size, -1)
 
 
 def learn(
@@ -280,7 +298,7 @@ def learn(
 def update_block(
     config: TD3Config, state: TD3State, buffer: Replay, key: Array, *, updates: int
 ) -> tuple[TD3State, Metrics]:
-    """A block of updates, each on a batch of its own; the first of every `policy_delay` is a delayed one.
+    """A block of updates, each on a batch of its own; the last of every `policy_delay` is a delayed one.
 
     Args:
         config: The settings.
@@ -301,15 +319,13 @@ def update_block(
     (5,)
     """
     delay = min(config.policy_delay, updates)
+    on_cpu = jax.default_backend() == "cpu"
+    state = _with_critics(apart, state) if on_cpu else state
 
     def group(state: TD3State, keys: Array) -> tuple[TD3State, Metrics]:
-        collected = []
-        for i in range(len(keys)):
-            sample_key, noise_key = jax.random.split(keys[i])
-            batch = replay.sample(buffer, sample_key, batch=config.batch_size, length=config.length)
-            state, metrics = update(config, state, batch, noise_key, delayed=i == 0)
-            collected.append(metrics)
-        return state, jax.tree.map(lambda *x: jnp.stack(x), *collected)
+        sample_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        batch = replay.sample(buffer, sample_keys, batch=config.batch_size, length=config.length)
+        return _round(config, state, batch, noise_keys, delayed=len(keys) == delay)
 
     keys = jax.random.split(key, updates)
     whole = updates - updates % delay
@@ -318,7 +334,39 @@ def update_block(
     if whole < updates:
         state, rest = group(state, keys[whole:])
         metrics = jax.tree.map(lambda *x: jnp.concatenate(x), metrics, rest)
-    return state, metrics
+    return (_with_critics(together, state) if on_cpu else state), metrics
+
+
+def _round(
+    config: TD3Config, state: TD3State, batch: Sequences, keys: Array, *, delayed: bool
+) -> tuple[TD3State, Metrics]:
+    """One update for each key, on its own part of the batch; if `delayed`, the last is a delayed one."""
+    aimed = aim(config, state, batch, keys, train=delayed)
+    state = with_estimator(state, aimed.estimator)
+    loss, values, size = [], [], _last(batch, keys)
+    for i in range(len(keys)):
+        part = slice(i * size, (i + 1) * size)
+        inputs = (aimed.pairs[part], aimed.target[part], batch.observations[0, part])
+        state, critic_loss, value = learn(config, state, *inputs, delayed=delayed and i == len(keys) - 1)
+        loss.append(critic_loss)
+        values.append(value[0])
+    return state, _metrics(aimed, jnp.stack(loss), jnp.stack(values))
+
+
+def _with_critics(change: Callable[[Any], Any], state: TD3State) -> TD3State:
+    """The agent with its critics in another form: `apart` or `together`."""
+    critic, target_critic, optimiser = map(
+        change, (state.critic, state.target_critic, state.critic_optimiser)
+    )
+    return TD3State(
+        state.actor,
+        critic,
+        state.target_actor,
+        target_critic,
+        state.actor_optimiser,
+        optimiser,
+        state.estimator,
+    )
 
 
 def _weights(
@@ -327,21 +375,25 @@ def _weights(
     batch: Sequences,
     ahead: losses.Bootstrap,
     discounts: Array,
+    keys: Array,
     *,
     train: bool,
 ) -> tuple[Array, Estimator, Array]:
-    """TD weights for the targets, and the estimator after its training on the same batch."""
+    """TD weights for the targets, and the estimator after its training on the last batch."""
     pairs = estimation.inputs(config, ahead.features)
-    weight_loss = jnp.zeros(())
+    weight_loss, network = jnp.zeros(()), estimator.weights
+    rest, parts = pairs.shape[1] - (_last(batch, keys) if train else 0), []
+    if rest:
+        parts.append(estimation.predict(config, network, pairs[:, :rest]))
     if train:
         sequence = (pairs, ahead.traces, discounts, batch.truncated)
-        estimator, weight_loss, w = estimation.update(config, estimator, *sequence)
-    else:
-        w = estimation.predict(config, estimator.weights, pairs)
-    w = jnp.where(batch.valid, w, 0)
+        estimator, weight_loss, w = estimation.update(config, estimator, *(x[:, rest:] for x in sequence))
+        parts.append(w)
+    w = jnp.where(batch.valid, jnp.concatenate(parts, axis=1), 0)
     if config.normalise != "none":
         power = config.normalisation_power if config.normalise == "power" else 1.0
-        w = normalise(w, batch.valid, power)
+        one = partial(normalise, power=power)
+        w = jax.vmap(one, 1, 1)(_batches(w, keys), _batches(batch.valid, keys)).reshape(w.shape)
     return w, estimator, weight_loss
 
 
@@ -350,7 +402,7 @@ def _delayed(config: TD3Config, state: TD3State, observations: Array) -> TD3Stat
     slope = jax.grad(losses.actor_loss)(state.actor, state.critic, observations)
     actor, actor_optimiser = adam(config.learning_rate, slope, state.actor_optimiser, state.actor)
 
-    def blend(old: MLP, new: MLP) -> MLP:
+    def blend(old: Any, new: Any) -> Any:
         return jax.tree.map(lambda x, y: config.polyak * x + (1 - config.polyak) * y, old, new)
 
     return TD3State(
@@ -371,17 +423,21 @@ def _later_mean(valid: Array, values: Array) -> Array:
 
 
 def _metrics(aimed: Aim, critic_loss: Array, values: Array) -> Metrics:
-    target, credit = aimed.target, aimed.credit
+    """One entry for each of the batches, whose losses `[batches]` and values `[batches, batch]` are given."""
+    target = aimed.target.reshape(values.shape)
+    credit, share, valid = (
+        x.reshape(len(x), *values.shape) for x in (aimed.credit, aimed.share, aimed.valid)
+    )
     return Metrics(
         critic_loss=critic_loss,
-        q_mean=jnp.mean(values),
-        q_size=jnp.mean(jnp.abs(values)),
-        target_mean=jnp.mean(target),
-        target_variance=jnp.var(target),
-        error_variance=jnp.var(target - values),
+        q_mean=jnp.mean(values, axis=1),
+        q_size=jnp.mean(jnp.abs(values), axis=1),
+        target_mean=jnp.mean(target, axis=1),
+        target_variance=jnp.var(target, axis=1),
+        error_variance=jnp.var(target - values, axis=1),
         trace_mean=aimed.trace_mean,
-        weight_mean=_later_mean(aimed.valid, credit),
-        weight_max=jnp.max(credit),
-        effective_length=jnp.mean(jnp.sum(credit / aimed.share, axis=0)),
-        weight_loss=aimed.weight_loss,
+        weight_mean=jax.vmap(_later_mean, 1)(valid, credit),
+        weight_max=jnp.max(credit, axis=(0, 2)),
+        effective_length=jnp.mean(jnp.sum(credit / share, axis=0), axis=1),
+        weight_loss=jnp.zeros_like(critic_loss).at[-1].set(aimed.weight_loss),
     )

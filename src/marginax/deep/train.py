@@ -145,9 +145,8 @@ class Trainer:
             )
         # Some of them are known in the delayed updates alone.
         alone = ("weight_loss", "trace_mean") if config.samples_a_step else ("weight_loss",)
-        seen = {
-            name: array[:: config.policy_delay] if name in alone else array for name, array in values.items()
-        }
+        delay = min(config.policy_delay, config.update_every)
+        seen = {name: array[delay - 1 :: delay] if name in alone else array for name, array in values.items()}
         mean = {name: float(array.mean()) for name, array in seen.items()}
         self.learned.append(mean | {"weight_max": float(values["weight_max"].max())})
 
