@@ -24,8 +24,8 @@ import tyro
 OURS = {
     "marginax one-step": ["one-step"],
     "marginax retrace": ["retrace"],
-    "marginax marginalized": ["marginalized"],
-    "marginax marginalized, one later step": ["marginalized", "--later-steps", "one"],
+    "marginax marginalized": ["marginalized", "--later-steps", "one"],
+    "marginax marginalized, all later steps": ["marginalized"],
 }
 PEERS = {"stable-baselines3": "sb3", "SBX": "sbx", "cleanrl JAX (its loop)": "cleanrl"}
 

@@ -60,6 +60,7 @@ def test_operators_with_settings():
         "start_conditioned": False,
     }
     assert agent_settings("marginalized-saddle-point")["weights"] == "saddle-point"
+    assert agent_settings("marginalized-saddle-point:normalisation=none")["normalisation"] == "none"
     with pytest.raises(ValueError, match="settings as name=value, got 'decay'"):
         agent_settings("retrace:decay")
 
@@ -77,7 +78,7 @@ def made_up(level, seeds=10, noise=1.0, variance=1.0):
         "error_variance": np.full((seeds, 20), variance),
         "error_variance_retrace": np.ones((seeds, 20)),
     }
-    return Curves(np.arange(20), returns, np.zeros(seeds, bool), values)
+    return Curves(np.arange(seeds), np.arange(20), returns, np.zeros(seeds, bool), values)
 
 
 def test_verdicts_follow_from_the_data():
@@ -103,3 +104,35 @@ def test_curves_stop_where_every_seed_has_arrived():
     found = curves(rows)["a"]
     assert found.steps.tolist() == [10]
     assert found.failed.tolist() == [False, True]
+
+
+def test_runs_of_other_lengths_and_seeds_are_compared_where_they_overlap():
+    row = {"operator": "one-step", "seed": 0, "step": 10, "return": 100.0, "failed_at": -1.0}
+    long = [{**row, "seed": s, "step": t} for s in range(4) for t in (10, 20)]
+    short = [{**row, "operator": "retrace", "seed": s, "return": 150.0, "step": 10} for s in range(1, 4)]
+    long = [{**r, "return": 1000.0} if r["seed"] == 0 or r["step"] == 20 else r for r in long]
+    claims = _claims("task", curves([*long, *short]), "command")
+    np.testing.assert_allclose([c.interval.effect for c in claims], 0.5)
+
+
+def test_the_report_can_be_made_from_an_unfinished_run(tmp_path, capsys):
+    place = tmp_path / "control" / "Pendulum-v1"
+    place.mkdir(parents=True)
+    columns = [
+        "operator",
+        "seed",
+        "step",
+        "return",
+        "failed_at",
+        "trace_mean",
+        "weight_mean",
+        "error_variance",
+    ]
+    rows = [["one-step", s, t, s + t, -1, 0.0, 0.0, 1.0] for s in (0, 1) for t in (10, 20)]
+    text = "\n".join(",".join(map(str, line)) for line in [columns, *rows])
+    (place / "metrics-0-of-1.csv").write_text(text)
+    (place / "metrics-0-of-1.json").write_text('{"timing": {"wall": 1.0, "compiling": 1.0}}')
+    words = ["--tasks", "Pendulum-v1", "--operators", "one-step", "--seeds", "2"]
+    assert main([*words, "--report-only", "--out", str(tmp_path)]) == 0
+    assert "report.html" in capsys.readouterr().out
+    assert (tmp_path / "control" / "control-final.png").stat().st_size > 1000

@@ -33,9 +33,10 @@ class TD3Config:
     """How `marginalized` estimates its TD weights."""
     sequence_length: int = 5
     """Steps of a replayed sequence; `one-step` needs, and takes, only 1."""
-    later_steps: LaterSteps = "all"
+    later_steps: LaterSteps | None = None
     """Which steps after the first a `marginalized` target reads: `all` of the sequence, or `one` drawn at random,
-    which costs about as much as two one-step targets whatever the length, and is noisier. Needs `regression`."""
+    which costs about as much as two one-step targets whatever the length, and is a little noisier. None: `one` for
+    `regression`, which learned as well that way, and `all` for the others, which need all."""
     decay: float = 0.7
     """λ of the traces λ min(1, (π/μ)^temperature); not used by `n-step`."""
     trace_temperature: float = 1.0
@@ -97,7 +98,7 @@ class TD3Config:
         ):
             value = getattr(self, name)
             choices = typing.get_args(allowed)
-            if value not in choices and not (name == "normalisation" and value is None):
+            if value not in choices and not (name in ("normalisation", "later_steps") and value is None):
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
         for name in ("sequence_length", "batch_size", "policy_delay", "update_every", "replay_size"):
             _require(getattr(self, name) >= 1, name, "be at least 1", getattr(self, name))
@@ -130,10 +131,13 @@ class TD3Config:
     def samples_a_step(self) -> bool:
         """Whether a target reads its first step and one other alone.
 
-        >>> TD3Config(operator="marginalized", later_steps="one").samples_a_step
+        >>> TD3Config(operator="marginalized").samples_a_step
         True
+        >>> TD3Config(operator="marginalized", weights="saddle-point").samples_a_step
+        False
         """
-        return self.operator == "marginalized" and self.later_steps == "one" and self.sequence_length > 1
+        one = self.weights == "regression" if self.later_steps is None else self.later_steps == "one"
+        return self.operator == "marginalized" and one and self.sequence_length > 1
 
     @property
     def length(self) -> int:

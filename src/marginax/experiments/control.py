@@ -92,7 +92,7 @@ def _value(text: str) -> Any:
             return kind(text)
         except ValueError:
             continue
-    return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+    return {"true": True, "false": False}.get(text.lower(), text)
 
 
 def slug(task: str) -> str:
@@ -275,12 +275,16 @@ def control(
         if deadline is not None and not done:
             break
     if finished and report:
-        from marginax.experiments.command import write_report
-        from marginax.experiments.control_report import write
-
-        write(settings, folder)
-        print(f"{write_report(out)}", flush=True)
+        _report(settings, out)
     return finished
+
+
+def _report(settings: Settings, out: Path) -> None:
+    from marginax.experiments.command import write_report
+    from marginax.experiments.control_report import write
+
+    write(settings, out / "control")
+    print(f"{write_report(out)}", flush=True)
 
 
 def _default_shards(settings: Settings) -> int:
@@ -410,10 +414,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--separate", action="store_true", help="a program for each operator")
     parser.add_argument("--checkpoint-minutes", type=float, default=10.0)
     parser.add_argument("--no-report", action="store_true")
+    parser.add_argument(
+        "--report-only", action="store_true", help="report on the metrics that are there; train nothing"
+    )
     given = parser.parse_args(arguments)
     names = [field.name for field in dataclasses.fields(Settings)]
     values = {name: getattr(given, name) for name in names}
     settings = _settings(values)
+    if given.report_only:
+        _report(settings, given.out)
+        return 0
     finished = control(
         settings,
         given.out,

@@ -23,15 +23,17 @@ class Curves(NamedTuple):
     """One operator on one task.
 
     Attributes:
+        seeds: Seeds, in increasing order.
         steps: Steps of the evaluations `[n]` that all seeds have reached.
         returns: Evaluation returns `[seeds, n]`.
         failed: Which seeds diverged `[seeds]`.
         diagnostics: Other columns of the metrics, each `[seeds, n]`.
 
-    >>> Curves(np.arange(2), np.zeros((5, 2)), np.zeros(5, bool), {}).returns.shape
+    >>> Curves(np.arange(5), np.arange(2), np.zeros((5, 2)), np.zeros(5, bool), {}).returns.shape
     (5, 2)
     """
 
+    seeds: np.ndarray
     steps: np.ndarray
     returns: np.ndarray
     failed: np.ndarray
@@ -46,6 +48,19 @@ class Curves(NamedTuple):
     def area(self) -> np.ndarray:
         """Mean return over the whole run (area under the curve over its length), for each seed."""
         return self.returns.mean(axis=1)
+
+    def beside(self, other: Curves) -> Curves:
+        """The part with the seeds and steps that the other has too: runs of other lengths are not compared.
+
+        >>> one = Curves(np.arange(3), np.array([10, 20]), np.ones((3, 2)), np.zeros(3, bool), {})
+        >>> two = Curves(np.arange(5), np.array([10]), np.ones((5, 1)), np.zeros(5, bool), {})
+        >>> one.beside(two).returns.shape, two.beside(one).returns.shape
+        ((3, 1), (3, 1))
+        """
+        rows, columns = np.isin(self.seeds, other.seeds), np.isin(self.steps, other.steps)
+        grids = {name: grid[rows][:, columns] for name, grid in self.diagnostics.items()}
+        returns = self.returns[rows][:, columns]
+        return Curves(self.seeds[rows], self.steps[columns], returns, self.failed[rows], grids)
 
 
 def curves(rows: Sequence[dict[str, Any]]) -> dict[str, Curves]:
@@ -67,7 +82,7 @@ def curves(rows: Sequence[dict[str, Any]]) -> dict[str, Curves]:
         ]
         grids = {n: np.array([[table[s, t][n] for t in steps] for s in seeds]) for n in (*names, "return")}
         failed = np.array([max(table[s, t]["failed_at"] for t in steps) >= 0 for s in seeds])
-        out[operator] = Curves(np.array(steps), grids.pop("return"), failed, grids)
+        out[operator] = Curves(np.array(seeds), np.array(steps), grids.pop("return"), failed, grids)
     return out
 
 
@@ -93,6 +108,7 @@ def write(settings: Settings, folder: Path) -> report.Section:
             raise ValueError(f"there are no metrics of {task} in {folder}")
     looks = {name: i for i, name in enumerate(dict.fromkeys(n for found in tasks.values() for n in found))}
     _figure(tasks, looks, folder)
+    _finals(tasks, looks, folder)
     _diagnostics(tasks, looks, folder)
     summary, claims, hours, seconds = [], [], 0.0, 0.0
     for task, found in tasks.items():
@@ -118,6 +134,7 @@ def write(settings: Settings, folder: Path) -> report.Section:
         ),
         figures=(
             report.Figure("control", "Evaluation return against environment steps.", "Learning curves"),
+            report.Figure("control-final", "Final return of each operator.", "Final returns with intervals"),
             report.Figure(
                 "control-variance",
                 "Left: variance over the batch of target minus Q. Right: mean credit of the steps after the first.",
@@ -138,9 +155,9 @@ def write(settings: Settings, folder: Path) -> report.Section:
 
 def _table(task: str, found: dict[str, Curves]) -> list[tuple]:
     base = found.get("one-step", next(iter(found.values())))
-    floor = 0.1 * float(np.median(base.final))
     rows = []
     for operator, curve in found.items():
+        floor = 0.1 * float(np.median(base.beside(curve).final))
         last = {
             name: values[:, -max(1, values.shape[1] // 10) :] for name, values in curve.diagnostics.items()
         }
@@ -224,23 +241,18 @@ def _claims(task: str, found: dict[str, Curves], command: str) -> list[report.Cl
 
 
 def _gain(curve: Curves, base: Curves, what: str) -> report.Interval:
-    mine, theirs = getattr(curve, what), getattr(base, what)
-    count = min(len(mine), len(theirs))
-
     def statistic(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         reference = _iqm(y)
         return (_iqm(x) - reference) / np.maximum(np.abs(reference), 1e-9)
 
-    return report.bootstrap(statistic, mine[:count], theirs[:count])
+    return report.bootstrap(statistic, getattr(curve.beside(base), what), getattr(base.beside(curve), what))
 
 
 def _spread_ratio(curve: Curves, base: Curves) -> report.Interval:
-    count = min(len(curve.final), len(base.final))
-
     def statistic(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.log(np.maximum(x.std(axis=1), 1e-9) / np.maximum(y.std(axis=1), 1e-9))
 
-    return report.bootstrap(statistic, curve.final[:count], base.final[:count])
+    return report.bootstrap(statistic, curve.beside(base).final, base.beside(curve).final)
 
 
 def _variance_ratio(curve: Curves, rival: str) -> report.Interval:
@@ -286,6 +298,28 @@ def _figure(tasks: dict[str, dict[str, Curves]], looks: dict[str, int], folder: 
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         report.save_figure(figure, folder, "control")
     report.write_csv(folder / "control.csv", ["task", "operator", "step", "return", "low", "high"], rows)
+
+
+def _finals(tasks: dict[str, dict[str, Curves]], looks: dict[str, int], folder: Path) -> None:
+    """A line for each operator: every seed's final return, the interquartile mean and its interval."""
+    from matplotlib.figure import Figure
+
+    rows = [max(len(found) for found in tasks.values())] * len(tasks)
+    with report.plot_style():
+        figure = Figure(figsize=(6.8, len(tasks) * (0.28 * rows[0] + 0.8)))
+        axes = figure.subplots(len(tasks), 1, squeeze=False)[:, 0]
+        for axis, (task, found) in zip(axes, tasks.items(), strict=True):
+            labels = [f"{name}, {int(c.steps[-1]) // 1000:,}k ({len(c.seeds)})" for name, c in found.items()]
+            for height, (operator, curve) in enumerate(found.items()):
+                colour, middle = _colour(looks[operator]), report.bootstrap(_iqm, curve.final)
+                axis.plot(curve.final, np.full(len(curve.final), height), "|", color=colour, alpha=0.6)
+                axis.plot([middle.low, middle.high], [height, height], color=colour)
+                axis.plot([middle.effect], [height], "o", color=colour)
+            axis.set_yticks(range(len(labels)), labels)
+            axis.invert_yaxis()
+            axis.set_title(task)
+        axes[-1].set_xlabel("final return: each seed, interquartile mean, 95% interval")
+        report.save_figure(figure, folder, "control-final")
 
 
 def _diagnostics(tasks: dict[str, dict[str, Curves]], looks: dict[str, int], folder: Path) -> None:
