@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
-from ._recursion import Backend, backward, from_every_start
+from ._recursion import Backend, backward, from_every_start, shifted, zero_where
 
 
 class RandomTimes(eqx.Module):
@@ -65,7 +65,7 @@ class _Steps(NamedTuple):
     def kept(self, name: str, value: ArrayLike) -> Array:
         """A factor of each step's error (`[T]`, or `[T, T]` for each start), with zeros in the padding."""
         array = _matrix(name, value, self.values) if np.ndim(value) == 2 else floats(name, value, self.values)
-        return array if self.valid is None else jnp.where(self.valid, array, 0)
+        return array if self.valid is None else zero_where(~self.valid, array)
 
     def finish(self, total: Array, stop_gradient: bool) -> Array:
         target = self.values + total
@@ -107,9 +107,8 @@ def _matrix(name: str, value: ArrayLike, like: Array) -> Array:
 
 
 def cuts(discounts: Array, truncated: Array | None, valid: Array | None) -> Array:
-    """The steps through which no credit comes back: ends of episodes, truncations, padding, the last step."""
-    length = discounts.shape[0]
-    cut = (discounts == 0) | (jnp.arange(length) == length - 1)
+    """The steps through which no credit comes back: ends of episodes, truncations, padding."""
+    cut = discounts == 0
     if truncated is not None:
         cut = cut | truncated
     if valid is not None:
@@ -124,16 +123,16 @@ def _steps(values, v_next, rewards, discounts, truncated, valid, times: RandomTi
     valid = _flags("valid", valid, values)
     if valid is not None:
         values, v_next, rewards, discounts = (
-            jnp.where(valid, x, 0) for x in (values, v_next, rewards, discounts)
+            zero_where(~valid, x) for x in (values, v_next, rewards, discounts)
         )
     cut = cuts(discounts, _flags("truncated", truncated, values), valid)
-    errors = rewards + discounts * jnp.where(discounts == 0, 0, v_next) - values
+    errors = rewards + discounts * zero_where(discounts == 0, v_next) - values
     if times is not None:
         stop, gamma = _of_length("times.stop", times.stop, values), times.discount
-        errors = jnp.where(stop, errors / (1 - gamma), 0)
+        errors = zero_where(~stop, errors / (1 - gamma))
         discounts = discounts / jnp.where(gamma == 0, 1, gamma)
         cut = cut | stop
-    return _Steps(values, errors, jnp.where(cut, 0, discounts), cut, valid)
+    return _Steps(values, errors, zero_where(cut, discounts), cut, valid)
 
 
 def bare_steps(v_next, rewards, discounts, truncated, valid) -> _Steps:
@@ -141,11 +140,6 @@ def bare_steps(v_next, rewards, discounts, truncated, valid) -> _Steps:
     return _steps(
         jnp.zeros_like(floats("v_next", v_next)), v_next, rewards, discounts, truncated, valid, None
     )
-
-
-def shifted(array: Array) -> Array:
-    """What `array` holds one step later (its first entry is dropped; the last step gets a zero)."""
-    return jnp.concatenate([array[1:], jnp.zeros_like(array[:1])])
 
 
 def multi_step(
@@ -195,7 +189,7 @@ def multi_step(
     Array([1.6, 1. ], dtype=float32)
     """
     steps = _steps(q, v_next, rewards, discounts, truncated, valid, times)
-    following = jnp.where(steps.cut, 0, shifted(floats("traces", traces, steps.values)))
+    following = zero_where(steps.cut, shifted(floats("traces", traces, steps.values)))
     total = backward(steps.errors, steps.carry * following, steps.cut, backend)
     return steps.finish(total, stop_gradient)
 
@@ -300,7 +294,7 @@ def vtrace(
     Array([1.6, 1. ], dtype=float32)
     """
     steps = _steps(v, v_next, rewards, discounts, truncated, valid, times)
-    here = jnp.where(steps.cut, 0, floats("traces", traces, steps.values))
+    here = zero_where(steps.cut, floats("traces", traces, steps.values))
     errors = steps.kept("rhos", rhos) * steps.errors
     return steps.finish(backward(errors, steps.carry * here, steps.cut, backend), stop_gradient)
 

@@ -14,14 +14,38 @@ from jaxtyping import Array, Bool, Float
 Backend = Literal["auto", "scan", "associative"]
 
 
-def _step(following: Array, here: tuple[Array, Array]) -> tuple[Array, Array]:
-    increment, coefficient = here
-    total = increment + jnp.where(coefficient == 0, 0, coefficient * following)
+def zero_where(mask: Array, array: Array) -> Array:
+    """`array` with zeros where `mask` is true.
+
+    The zeros are made of the mask: beside a constant, `jax.vmap` would move the batch to the front, and arrays with
+    time first would be transposed there and back.
+    """
+    return jnp.where(mask, (mask * 0).astype(array.dtype), array)
+
+
+def _step(following: Array, increment: Array, coefficient: Array) -> tuple[Array, Array]:
+    total = increment + coefficient * zero_where(coefficient == 0, following)
     return total, total
 
 
 def _scan(increments: Array, coefficients: Array) -> Array:
-    return jax.lax.scan(_step, jnp.zeros_like(increments[0]), (increments, coefficients), reverse=True)[1]
+    start = jnp.zeros_like(increments[0])
+    return jax.lax.scan(lambda y, here: _step(y, *here), start, (increments, coefficients), reverse=True)[1]
+
+
+def _packed_scan(increments: Array, coefficients: Array) -> Array:
+    """The same with each step's two numbers side by side in one array, which the loop reads, and a batch that comes
+    first has transposed for it, in one go."""
+    if increments.dtype not in (jnp.float32, jnp.float64):
+        return _scan(increments, coefficients)
+    pairs = jax.lax.complex(increments, coefficients)
+    start = jnp.zeros_like(increments[0])
+    return jax.lax.scan(lambda y, here: _step(y, here.real, here.imag), start, pairs, reverse=True)[1]
+
+
+def shifted(array: Array) -> Array:
+    """What `array` holds one step later (its first entry is dropped; the last step gets a zero)."""
+    return jax.lax.pad(array[1:], jnp.zeros((), array.dtype), [(0, 1, 0)])
 
 
 def _join(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -35,21 +59,23 @@ def _associative(increments: Array, coefficients: Array) -> Array:
     return jax.lax.associative_scan(_join, (increments, coefficients), reverse=True)[0]
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(3,))
-def _solve(increments: Array, coefficients: Array, cut: Array, backend: Backend) -> Array:
+@partial(jax.custom_jvp, nondiff_argnums=(3, 4))
+def _solve(increments: Array, coefficients: Array, cut: Array, backend: Backend, packed: bool) -> Array:
+    scan = _packed_scan if packed else _scan
     if backend == "scan":
-        return _scan(increments, coefficients)
+        return scan(increments, coefficients)
     if backend == "associative":
         return _associative(increments, coefficients)
-    return jax.lax.platform_dependent(increments, coefficients, cpu=_scan, default=_associative)
+    return jax.lax.platform_dependent(increments, coefficients, cpu=scan, default=_associative)
 
 
 @_solve.defjvp
-def _derivative(backend, primals, tangents):
+def _derivative(backend, packed, primals, tangents):
     increments, coefficients, cut = primals
-    y = _solve(increments, coefficients, cut, backend)
-    following = jnp.where(cut, 0, jnp.concatenate([y[1:], jnp.zeros_like(y[:1])]))
-    return y, _solve(tangents[0] + tangents[1] * following, coefficients, cut, backend)
+    y = _solve(increments, coefficients, cut, backend, packed)
+    following = zero_where(cut, shifted(y))
+    # Packed numbers cannot be told apart when the derivative, linear in the increments alone, is transposed.
+    return y, _solve(tangents[0] + tangents[1] * following, coefficients, cut, backend, False)
 
 
 @partial(jax.jit, static_argnames="backend")
@@ -65,7 +91,7 @@ def backward(
     coefficient is zero for good (an episode ended, or was cut): the derivative with respect to that
     coefficient is zero, too, while for a coefficient that only happens to be zero it is `y[t+1]`.
     """
-    return _solve(increments, coefficients, cut, backend)
+    return _solve(increments, coefficients, cut, backend, True)
 
 
 def _row_by_row(errors: Array, carry: Array, cut: Array, weights: Array) -> Array:

@@ -2,11 +2,18 @@
 
 from functools import reduce
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
 FEW = 16  # actions up to which a choice or a sum written out beats indexing and reduction, on a CPU by far
+
+
+def _column(table: Array, action: int) -> Array:
+    """`table[..., action]`, as a sum over one action: `jax.vmap` keeps the batch where it is through that, but
+    through indexing it moves the batch to the front, and arrays with time first would be transposed."""
+    return jax.lax.slice_in_dim(table, action, action + 1, axis=-1).sum(axis=-1, dtype=table.dtype)
 
 
 def taken(table: ArrayLike, actions: ArrayLike) -> Float[Array, "..."]:
@@ -34,7 +41,7 @@ def taken(table: ArrayLike, actions: ArrayLike) -> Float[Array, "..."]:
     if count > FEW:
         return jnp.take_along_axis(table, actions[..., None], axis=-1)[..., 0]
     return reduce(
-        lambda found, a: jnp.where(actions == a, table[..., a], found), range(1, count), table[..., 0]
+        lambda found, a: jnp.where(actions == a, _column(table, a), found), range(1, count), _column(table, 0)
     )
 
 
@@ -59,4 +66,4 @@ def expected(table: ArrayLike, policy: ArrayLike) -> Float[Array, "..."]:
         raise ValueError(f"policy must have table's shape {table.shape}, got {policy.shape}")
     if table.shape[-1] > FEW:
         return (table * policy).sum(axis=-1)
-    return reduce(jnp.add, [table[..., a] * policy[..., a] for a in range(table.shape[-1])])
+    return reduce(jnp.add, [_column(table, a) * _column(policy, a) for a in range(table.shape[-1])])

@@ -7,8 +7,8 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 
-from ._estimates import bare_steps, floats, shifted
-from ._recursion import Backend, backward
+from ._estimates import bare_steps, floats
+from ._recursion import Backend, backward, shifted, zero_where
 
 
 def peng(
@@ -50,9 +50,9 @@ def peng(
     Array([2.25, 3.  ], dtype=float32)
     """
     steps = bare_steps(v_next, rewards, discounts, truncated, valid)
-    following = jnp.where(steps.cut, 0, shifted(floats("traces", traces, steps.values)))
+    following = zero_where(steps.cut, shifted(floats("traces", traces, steps.values)))
     carry = steps.carry * following
-    one_step = steps.errors - carry * jnp.where(steps.cut, 0, floats("v_next", v_next))
+    one_step = steps.errors - carry * zero_where(steps.cut, floats("v_next", v_next))
     return steps.finish(backward(one_step, carry, steps.cut, backend), stop_gradient)
 
 
@@ -91,11 +91,13 @@ def n_step(
     Array([2.5, 3. ], dtype=float32)
     """
     prepared = bare_steps(v_next, rewards, discounts, truncated, valid)
-    bootstrap = jnp.where(prepared.cut, 0, floats("v_next", v_next))
+    length = prepared.errors.shape[0]
+    last = prepared.cut | (jnp.arange(length) == length - 1)
+    bootstrap = zero_where(last, floats("v_next", v_next))
 
     def extend(_: Array, target: Array) -> Array:
-        gain = jnp.where(prepared.cut, 0, shifted(target)) - bootstrap
+        gain = zero_where(last, shifted(target)) - bootstrap
         return prepared.errors + prepared.carry * gain
 
-    extensions = min(checks.count("steps", steps), prepared.errors.shape[0]) - 1
+    extensions = min(checks.count("steps", steps), length) - 1
     return prepared.finish(jax.lax.fori_loop(0, extensions, extend, prepared.errors), stop_gradient)
