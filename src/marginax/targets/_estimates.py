@@ -67,9 +67,10 @@ class _Steps(NamedTuple):
         array = _matrix(name, value, self.values) if np.ndim(value) == 2 else floats(name, value, self.values)
         return array if self.valid is None else zero_where(~self.valid, array)
 
-    def finish(self, total: Array, stop_gradient: bool) -> Array:
-        target = self.values + total
-        return jax.lax.stop_gradient(target) if stop_gradient else target
+    def targets(self, increments: Array, coefficients: Array, stop_gradient: bool, backend: Backend) -> Array:
+        """The recursion on top of the values."""
+        arrays = self.values, increments, coefficients
+        return backward(*(jax.lax.stop_gradient(arrays) if stop_gradient else arrays), self.cut, backend)
 
 
 def floats(name: str, value: ArrayLike, like: Array | None = None) -> Array:
@@ -190,8 +191,7 @@ def multi_step(
     """
     steps = _steps(q, v_next, rewards, discounts, truncated, valid, times)
     following = zero_where(steps.cut, shifted(floats("traces", traces, steps.values)))
-    total = backward(steps.errors, steps.carry * following, steps.cut, backend)
-    return steps.finish(total, stop_gradient)
+    return steps.targets(steps.errors, steps.carry * following, stop_gradient, backend)
 
 
 def marginalized(
@@ -296,7 +296,7 @@ def vtrace(
     steps = _steps(v, v_next, rewards, discounts, truncated, valid, times)
     here = zero_where(steps.cut, floats("traces", traces, steps.values))
     errors = steps.kept("rhos", rhos) * steps.errors
-    return steps.finish(backward(errors, steps.carry * here, steps.cut, backend), stop_gradient)
+    return steps.targets(errors, steps.carry * here, stop_gradient, backend)
 
 
 def marginalized_vtrace(
@@ -350,8 +350,7 @@ def marginalized_vtrace(
 def _marginalized(steps: _Steps, rhos, weights, stop_gradient: bool, backend: Backend) -> Array:
     errors = steps.kept("rhos", rhos) * steps.errors
     w = steps.kept("weights", weights)
-    if w.ndim == 2:
-        total = from_every_start(errors, steps.carry, steps.cut, w, backend)
-    else:
-        total = backward(w * errors, steps.carry, steps.cut, backend)
-    return steps.finish(total, stop_gradient)
+    if w.ndim == 1:
+        return steps.targets(w * errors, steps.carry, stop_gradient, backend)
+    target = steps.values + from_every_start(errors, steps.carry, steps.cut, w, backend)
+    return jax.lax.stop_gradient(target) if stop_gradient else target

@@ -33,16 +33,6 @@ def _scan(increments: Array, coefficients: Array) -> Array:
     return jax.lax.scan(lambda y, here: _step(y, *here), start, (increments, coefficients), reverse=True)[1]
 
 
-def _packed_scan(increments: Array, coefficients: Array) -> Array:
-    """The same with each step's two numbers side by side in one array, which the loop reads, and a batch that comes
-    first has transposed for it, in one go."""
-    if increments.dtype not in (jnp.float32, jnp.float64):
-        return _scan(increments, coefficients)
-    pairs = jax.lax.complex(increments, coefficients)
-    start = jnp.zeros_like(increments[0])
-    return jax.lax.scan(lambda y, here: _step(y, here.real, here.imag), start, pairs, reverse=True)[1]
-
-
 def shifted(array: Array) -> Array:
     """What `array` holds one step later (its first entry is dropped; the last step gets a zero)."""
     return jax.lax.pad(array[1:], jnp.zeros((), array.dtype), [(0, 1, 0)])
@@ -59,39 +49,76 @@ def _associative(increments: Array, coefficients: Array) -> Array:
     return jax.lax.associative_scan(_join, (increments, coefficients), reverse=True)[0]
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(3, 4))
-def _solve(increments: Array, coefficients: Array, cut: Array, backend: Backend, packed: bool) -> Array:
-    scan = _packed_scan if packed else _scan
+@partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _sums(increments: Array, coefficients: Array, cut: Array, backend: Backend) -> Array:
     if backend == "scan":
-        return scan(increments, coefficients)
+        return _scan(increments, coefficients)
     if backend == "associative":
         return _associative(increments, coefficients)
-    return jax.lax.platform_dependent(increments, coefficients, cpu=scan, default=_associative)
+    return jax.lax.platform_dependent(increments, coefficients, cpu=_scan, default=_associative)
 
 
-@_solve.defjvp
-def _derivative(backend, packed, primals, tangents):
+@_sums.defjvp
+def _derivative_of_sums(backend, primals, tangents):
     increments, coefficients, cut = primals
-    y = _solve(increments, coefficients, cut, backend, packed)
+    y = _sums(increments, coefficients, cut, backend)
     following = zero_where(cut, shifted(y))
-    # Packed numbers cannot be told apart when the derivative, linear in the increments alone, is transposed.
-    return y, _solve(tangents[0] + tangents[1] * following, coefficients, cut, backend, False)
+    return y, _sums(tangents[0] + tangents[1] * following, coefficients, cut, backend)
+
+
+def _plain(values: Array, increments: Array, coefficients: Array, cut: Array, backend: Backend) -> Array:
+    return values + _sums(increments, coefficients, cut, backend)
+
+
+def _packed(level: Array, coefficients: Array) -> Array:
+    """The scan with the two numbers of a step as one complex number: there is one array for the loop to read, and,
+    with the batch first, one to transpose for it."""
+    pairs, start = jax.lax.complex(level, coefficients), jnp.zeros_like(level[0])
+    return jax.lax.scan(lambda z, here: _step(z, here.real, here.imag), start, pairs, reverse=True)[1]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(4,))
+def _targets(values: Array, increments: Array, coefficients: Array, cut: Array, backend: Backend) -> Array:
+    """`_plain`, on a CPU by a loop on the targets themselves, so that no pass over the arrays follows it.
+
+    With `y = z - values`, `z[t] = level[t] + a[t] z[t+1]`. Two cores, V-trace, against `_plain`: 1.1 to 1.4 times
+    faster with time first, 1.2 to 1.9 times with the batch first, from 128 steps by 256 sequences up.
+    """
+    if backend == "associative" or values.dtype not in (jnp.float32, jnp.float64):
+        return _plain(values, increments, coefficients, cut, backend)
+    level = values + increments - coefficients * zero_where(coefficients == 0, shifted(values))
+    if backend == "scan":
+        return _packed(level, coefficients)
+    return jax.lax.platform_dependent(
+        values,
+        increments,
+        coefficients,
+        level,
+        cpu=lambda v, b, a, level: _packed(level, a),
+        default=lambda v, b, a, level: v + _associative(b, a),
+    )
+
+
+@_targets.defjvp
+def _derivative_of_targets(backend, primals, tangents):
+    return _targets(*primals, backend), jax.jvp(partial(_plain, backend=backend), primals, tangents)[1]
 
 
 @partial(jax.jit, static_argnames="backend")
 def backward(
+    values: Float[Array, "T"],
     increments: Float[Array, "T"],
     coefficients: Float[Array, "T"],
     cut: Bool[Array, "T"],
     backend: Backend = "auto",
 ) -> Float[Array, "T"]:
-    """Solves `y[t] = increments[t] + coefficients[t] y[t+1]` backwards from `y[T] = 0`.
+    """Computes `values + y`, where `y[t] = increments[t] + coefficients[t] y[t+1]` backwards from `y[T] = 0`.
 
     Where a coefficient is zero, nothing that follows is read, NaN included. `cut` marks the steps whose
     coefficient is zero for good (an episode ended, or was cut): the derivative with respect to that
     coefficient is zero, too, while for a coefficient that only happens to be zero it is `y[t+1]`.
     """
-    return _solve(increments, coefficients, cut, backend, True)
+    return _targets(values, increments, coefficients, cut, backend)
 
 
 def _row_by_row(errors: Array, carry: Array, cut: Array, weights: Array) -> Array:

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from marginax import _checks as checks
 
 from ._estimates import bare_steps, floats
-from ._recursion import Backend, backward, shifted, zero_where
+from ._recursion import Backend, shifted, zero_where
 
 
 def peng(
@@ -53,7 +53,7 @@ def peng(
     following = zero_where(steps.cut, shifted(floats("traces", traces, steps.values)))
     carry = steps.carry * following
     one_step = steps.errors - carry * zero_where(steps.cut, floats("v_next", v_next))
-    return steps.finish(backward(one_step, carry, steps.cut, backend), stop_gradient)
+    return steps.targets(one_step, carry, stop_gradient, backend)
 
 
 def n_step(
@@ -100,4 +100,5 @@ def n_step(
         return prepared.errors + prepared.carry * gain
 
     extensions = min(checks.count("steps", steps), length) - 1
-    return prepared.finish(jax.lax.fori_loop(0, extensions, extend, prepared.errors), stop_gradient)
+    target = jax.lax.fori_loop(0, extensions, extend, prepared.errors)
+    return jax.lax.stop_gradient(target) if stop_gradient else target
