@@ -3,10 +3,9 @@
 import jax
 import numpy as np
 import pytest
+import rlax
 
 from marginax import targets
-
-rlax = pytest.importorskip("rlax")
 
 
 @pytest.fixture
