@@ -243,6 +243,30 @@ def test_plain_jitted_and_batched_agree(name):
     np.testing.assert_allclose(batched, one_by_one.T, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("estimate", [targets.multi_step, targets.vtrace])
+def test_a_batch_with_time_first_is_not_transposed(estimate):
+    """All the way from tables; a transposition costs more than the target."""
+
+    def program(q, pi, actions, mu, rewards, discounts):
+        traces = jnp.minimum(1, targets.taken(pi, actions) / mu)
+        values = targets.taken(q, actions)
+        rhos = () if estimate is targets.multi_step else (traces,)
+        return estimate(values, targets.expected(q, pi), rewards, discounts, traces, *rhos)
+
+    table, steps = jnp.ones((6, 5, 3)), jnp.ones((6, 5))
+    batched = jax.jit(jax.vmap(program, in_axes=1, out_axes=1))
+    compiled = batched.lower(table, table, steps.astype(int), steps, steps, steps).compile().as_text()
+    assert " while(" in compiled and " transpose(" not in compiled
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_welcome(dtype):
+    arrays = take(sequence(2, 7), "q", "v_next", "rewards", "discounts", "traces")
+    half = targets.multi_step(*(jnp.asarray(array, dtype) for array in arrays))
+    assert half.dtype == dtype
+    np.testing.assert_allclose(half.astype(np.float32), targets.multi_step(*arrays), rtol=0.1, atol=0.1)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_no_gradient_unless_asked(name):
     function, _, names = CASES[name]

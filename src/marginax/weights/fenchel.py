@@ -61,16 +61,7 @@ def fenchel(
            [0.5, 0. ]])
     """
     settings = Settings(
-        mu,
-        discount,
-        prior,
-        start,
-        features,
-        critic_features,
-        radius,
-        tolerance,
-        max_iterations,
-        return_info,
+        mu, discount, prior, start, features, critic_features, radius, tolerance, max_iterations, return_info
     )
     return estimate(trajectories, c, settings, quadratic=True, on_states=False)
 
@@ -116,15 +107,6 @@ def fenchel_states(
     array([1.  , 0.5 , 0.25])
     """
     settings = Settings(
-        mu,
-        discount,
-        prior,
-        start,
-        features,
-        critic_features,
-        radius,
-        tolerance,
-        max_iterations,
-        return_info,
+        mu, discount, prior, start, features, critic_features, radius, tolerance, max_iterations, return_info
     )
     return estimate(trajectories, c, settings, quadratic=True, on_states=True)

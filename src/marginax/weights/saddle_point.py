@@ -62,16 +62,7 @@ def saddle_point(
            [0.5, 0. ]])
     """
     settings = Settings(
-        mu,
-        discount,
-        prior,
-        start,
-        features,
-        critic_features,
-        radius,
-        tolerance,
-        max_iterations,
-        return_info,
+        mu, discount, prior, start, features, critic_features, radius, tolerance, max_iterations, return_info
     )
     return estimate(trajectories, c, settings, quadratic=False, on_states=False)
 
@@ -117,15 +108,6 @@ def saddle_point_states(
     array([1.  , 0.5 , 0.25])
     """
     settings = Settings(
-        mu,
-        discount,
-        prior,
-        start,
-        features,
-        critic_features,
-        radius,
-        tolerance,
-        max_iterations,
-        return_info,
+        mu, discount, prior, start, features, critic_features, radius, tolerance, max_iterations, return_info
     )
     return estimate(trajectories, c, settings, quadratic=False, on_states=True)
