@@ -118,21 +118,13 @@ def test_runs_of_other_lengths_and_seeds_are_compared_where_they_overlap():
 def test_the_report_can_be_made_from_an_unfinished_run(tmp_path, capsys):
     place = tmp_path / "control" / "Pendulum-v1"
     place.mkdir(parents=True)
-    columns = [
-        "operator",
-        "seed",
-        "step",
-        "return",
-        "failed_at",
-        "trace_mean",
-        "weight_mean",
-        "error_variance",
-    ]
-    rows = [["one-step", s, t, s + t, -1, 0.0, 0.0, 1.0] for s in (0, 1) for t in (10, 20)]
+    columns = ["operator", "seed", "step", "return", "failed_at", "seconds"]
+    columns += ["trace_mean", "weight_mean", "error_variance"]
+    rows = [["one-step", s, t, s + t, -1, 60 * t, 0.0, 0.0, 1.0] for s in (0, 1) for t in (10, 20)]
     text = "\n".join(",".join(map(str, line)) for line in [columns, *rows])
     (place / "metrics-0-of-1.csv").write_text(text)
-    (place / "metrics-0-of-1.json").write_text('{"timing": {"wall": 1.0, "compiling": 1.0}}')
     words = ["--tasks", "Pendulum-v1", "--operators", "one-step", "--seeds", "2"]
     assert main([*words, "--report-only", "--out", str(tmp_path)]) == 0
     assert "report.html" in capsys.readouterr().out
     assert (tmp_path / "control" / "control-final.png").stat().st_size > 1000
+    assert "here they took 20.0 minutes" in (tmp_path / "report.html").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 
 from marginax import report
 from marginax.deep.curves import interquartile_mean
-from marginax.experiments.control import Settings, read_metrics, slug
+from marginax.experiments.control import Settings, read_metrics
 
 __all__ = ["Curves", "curves", "write"]
 
@@ -99,7 +98,8 @@ def write(settings: Settings, folder: Path) -> report.Section:
         ...
     ValueError: there are no metrics of Pendulum-v1 in nowhere
     """
-    tasks = {task: curves(read_metrics(folder, task)) for task in settings.tasks}
+    metrics = {task: read_metrics(folder, task) for task in settings.tasks}
+    tasks = {task: curves(rows) for task, rows in metrics.items()}
     order = {name: i for i, name in enumerate(settings.operators)}
     for task, found in tasks.items():  # in the order of the command
         tasks[task] = dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
@@ -114,8 +114,7 @@ def write(settings: Settings, folder: Path) -> report.Section:
     for task, found in tasks.items():
         summary += _table(task, found)
         claims += _claims(task, found, settings.command)
-        timing = [json.loads(path.read_text()) for path in (folder / slug(task)).glob("metrics-*.json")]
-        seconds += max(t["timing"]["wall"] + t["timing"]["compiling"] for t in timing)
+        seconds += max(row["seconds"] for row in metrics[task])  # of all pieces of the run
         agents = sum(len(curve.returns) for curve in found.values())
         hours += agents * int(next(iter(found.values())).steps[-1]) / _SPINNING_UP / 3600
     columns = (
@@ -270,6 +269,20 @@ def _colour(index: int) -> str:
     return _COLOURS[index % len(_COLOURS)]
 
 
+def _count(found: dict[str, Curves]) -> str:
+    counts = sorted({len(curve.seeds) for curve in found.values()})
+    return " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
+
+
+def _legend(figure: Any, axes: np.ndarray) -> None:
+    """One legend for all operators of all panels."""
+    handles: dict[str, Any] = {}
+    for axis in axes:
+        found, labels = axis.get_legend_handles_labels()
+        handles |= dict(zip(labels, found, strict=True))
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=2)
+
+
 def _figure(tasks: dict[str, dict[str, Curves]], looks: dict[str, int], folder: Path) -> None:
     from matplotlib.figure import Figure
 
@@ -285,17 +298,17 @@ def _figure(tasks: dict[str, dict[str, Curves]], looks: dict[str, int], folder: 
                     report.bootstrap(_iqm, curve.returns[:, t], resamples=300) for t in range(len(middle))
                 ]
                 low, high = np.array([b.low for b in bands]), np.array([b.high for b in bands])
-                colour, label = _colour(index), f"{operator} ({len(curve.returns)})"
+                colour = _colour(index)
                 marker = "so^vDPX*x"[index % 9]
                 every = max(1, len(middle) // 8)
-                axis.plot(thousands, middle, color=colour, label=label, marker=marker, markevery=every)
+                axis.plot(thousands, middle, color=colour, label=operator, marker=marker, markevery=every)
                 axis.fill_between(thousands, low, high, color=colour, alpha=0.15, linewidth=0)
                 columns = (curve.steps.tolist(), middle, low, high)
                 rows += [[task, operator, *values] for values in zip(*columns, strict=True)]
-            axis.set_title(task)
+            axis.set_title(f"{task} ({_count(found)} seeds)")
             axis.set_xlabel("thousand environment steps")
         axes[0].set_ylabel("return (interquartile mean)")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        _legend(figure, axes)
         report.save_figure(figure, folder, "control")
     report.write_csv(folder / "control.csv", ["task", "operator", "step", "return", "low", "high"], rows)
 
@@ -318,7 +331,7 @@ def _finals(tasks: dict[str, dict[str, Curves]], looks: dict[str, int], folder: 
             axis.set_yticks(range(len(labels)), labels)
             axis.invert_yaxis()
             axis.set_title(task)
-        axes[-1].set_xlabel("final return: each seed, interquartile mean, 95% interval")
+        axes[-1].set_xlabel("final return: each seed,\ninterquartile mean, 95% interval")
         report.save_figure(figure, folder, "control-final")
 
 
@@ -339,5 +352,5 @@ def _diagnostics(tasks: dict[str, dict[str, Curves]], looks: dict[str, int], fol
             for axis in (left, right):
                 axis.set_title(task)
                 axis.set_xlabel("thousand environment steps")
-        figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        _legend(figure, grid[:, 0])
         report.save_figure(figure, folder, "control-variance")
