@@ -21,7 +21,8 @@ from marginax.deep.config import TD3Config
 from marginax.deep.learner import Learner, Plan
 from marginax.deep.population import Population, PopulationConfig
 from marginax.deep.replay import Replay, sample
-from marginax.experiments.control import _cores, agent_settings
+from marginax.experiments.control import _cores
+from marginax.experiments.control_settings import agent_settings
 
 
 def products(jaxpr: Any) -> float:

@@ -6,8 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from marginax.experiments.control import OPERATORS, _share, agent_settings, main, seconds
+from marginax.experiments.control import _share, main
 from marginax.experiments.control_report import Curves, _claims, curves
+from marginax.experiments.control_settings import OPERATORS, agent_settings, seconds
 
 AGENT = "hidden=4,batch_size=4,update_every=10,update_after=20,random_steps=20"
 TOY = ["--tasks", "Pendulum-v1", "--operators", "one-step", "retrace:sequence_length=2", "--seeds", "2"]

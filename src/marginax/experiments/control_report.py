@@ -10,7 +10,7 @@ import numpy as np
 
 from marginax import report
 from marginax.deep.curves import interquartile_mean
-from marginax.experiments.control import Settings, read_metrics
+from marginax.experiments.control_settings import Settings, read_metrics
 
 __all__ = ["Curves", "curves", "write"]
 
