@@ -8,7 +8,7 @@ time after their last step; what they would have earned is unknown to these esti
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from marginax.offline._model import Model
 MAX_GROUPS = 1000
 DOMINANT = 0.5  # share of the weight from which a single episode decides a self-normalised average
 FEW = 30.0  # effective episodes below which a mean of weights does not show its own error
+HEAVY = 0.4  # tail index from which the weights may well have no variance: 1/2 is estimated so, from 200 episodes
 _NEGLIGIBLE = 1e-10
 
 
@@ -204,12 +205,15 @@ class Weighted:
         weight = float(s["weight"].sum())
         if weight > 0:
             value = float(s["weighted"].sum() / weight)
-            influence = (s["weighted"] - value * s["weight"]) * (self.groups / weight)
+            influence = (s["weighted"] - value * s["weight"]) * self.groups * _without(s["weight"], weight)
             alone = self.weights.max() > DOMINANT * weight
             span = self.return_range[1] - self.return_range[0] if alone else 0.0
-            found["weighted-is"] = Estimate(value, influence, self.ess(), open=span)
+            unseen = self.unseen_returns() if self.heavy else 0.0
+            found["weighted-is"] = Estimate(value, influence, self.ess(), open=max(span, unseen))
             span = self.reward_range[1] - self.reward_range[0]
-            found["weighted-per-decision-is"] = self._over_time(self.reward, np.zeros(self.groups), span)
+            over_time = self._over_time(self.reward, np.zeros(self.groups), span)
+            unseen = self.unseen_rewards() if self.heavy else 0.0
+            found["weighted-per-decision-is"] = replace(over_time, open=max(over_time.open, unseen))
         if self.robust:
             found["doubly-robust"] = mean(s["robust"])
             if weight > 0:
@@ -218,24 +222,47 @@ class Weighted:
                 )
         return found
 
+    def tail_index(self) -> float:
+        """ξ of a generalised Pareto tail of the episode weights; from 1/2 up they have no variance.
+
+        Fitted by probability-weighted moments (Hosking and Wallis 1987) to the largest fifth, or 3√n.
+        """
+        n = len(self.weights)
+        tail = int(min(0.2 * n, 3 * np.sqrt(n)))
+        if tail < 5:
+            return 0.0
+        largest = np.sort(self.weights)[-tail - 1 :]
+        excess = largest[1:] - largest[0]
+        mean = float(excess.mean())
+        lower = float(((1 - (np.arange(1, tail + 1) - 0.35) / tail) * excess).mean())
+        return 2.0 - mean / (mean - 2 * lower) if mean > 0 else 0.0
+
+    @property
+    def heavy(self) -> bool:
+        """Whether the weights' tail is so heavy that what was drawn says little of what was not."""
+        return self.tail_index() > HEAVY
+
     def unseen_returns(self) -> float:
-        """What episodes that a thin sample of weights misses may add: (1 - mean ρ_T) times the range of returns."""
-        if self.ess() >= FEW:
+        """What episodes that a thin or heavy-tailed sample misses may add: (1 - mean ρ_T) times the range of returns."""
+        if self.ess() >= FEW and not self.heavy:
             return 0.0
         missing = max(0.0, 1.0 - float(self.weights.mean()))
         return missing * (self.return_range[1] - self.return_range[0])
 
     def unseen_rewards(self) -> float:
-        """The same for rewards, Σ_t γ^t (1 - mean ρ_t) times their range, over the steps with few effective episodes."""
+        """The same step by step: Σ_t γ^t (1 - mean ρ_t) times the range of rewards, over the steps where weights are
+        thin, and no more than the largest (1 - mean ρ_t) times the range of returns."""
         mass = (self.mass + np.cumsum(self.ended, axis=1)[:, :-1]).sum(axis=0)
         known = (self.at_risk + np.cumsum(self.ended_count))[:-1]
         average = np.divide(mass, known, out=np.ones_like(mass), where=known > 0)
-        missing = np.where(self.ess_by_time() < FEW, np.maximum(0.0, 1.0 - average), 0.0)
-        span = self.reward_range[1] - self.reward_range[0]
-        return span * float((self.discount ** np.arange(self.horizon)) @ missing)
+        thin = (self.ess_by_time() < FEW) | self.heavy
+        missing = np.where(thin, np.maximum(0.0, 1.0 - average), 0.0)
+        by_step = float((self.discount ** np.arange(self.horizon)) @ missing)
+        rewards, returns = np.ptp(self.reward_range), np.ptp(self.return_range)
+        return min(float(rewards) * by_step, float(returns * missing.max()))
 
     def _over_time(self, terms: np.ndarray, base: np.ndarray, span: float) -> Estimate:
-        """Σ_t (Σ_i terms_it / Σ_i ρ_it), plus the mean of `base`, by the delta method.
+        """Σ_t (Σ_i terms_it / Σ_i ρ_it), plus the mean of `base`, with what each group changes by being there.
 
         `span` is how far a single term may lie from another; it is left open at the steps where one episode
         has most of the weight.
@@ -245,7 +272,7 @@ class Weighted:
         inverse = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
         at_time = terms.sum(axis=0) * inverse
         start = float(base.sum() / self.episodes)
-        influence = (terms - mass * at_time) @ inverse * self.groups
+        influence = ((terms - mass * at_time) * _without(mass, total)).sum(axis=1) * self.groups
         influence += (base - self.sums["size"] * start) * (self.groups / self.episodes)
         heaviest = np.maximum(self.heaviest, np.maximum.accumulate(self.heaviest_ended)[:-1])
         alone = (heaviest > DOMINANT * total) & (self.mass.sum(axis=0) > 0)
@@ -263,6 +290,16 @@ class Weighted:
         mean = self.ratio_sum / self.steps
         variance = max(self.ratio_square / self.steps - mean**2, 0.0)
         return mean, float(np.sqrt(variance / self.steps))
+
+
+def _without(part: np.ndarray, total: np.ndarray | float) -> np.ndarray:
+    """1 / (total - part): the weight of a self-normalised average without one group, zero where nothing is left.
+
+    With it an influence is what leaving the group out changes (the jackknife), and not only a derivative,
+    which understates a group that has much of the weight.
+    """
+    rest = total - part
+    return np.divide(1.0, rest, out=np.zeros_like(rest), where=rest > 1e-9 * total)
 
 
 def _widen(bounds: list[float], values: np.ndarray) -> None:

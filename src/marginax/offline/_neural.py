@@ -243,6 +243,7 @@ def _diagnose(
         "tail_behaviour": weighted.tail_behaviour / n,
         "tail_target": weighted.tail_target / n,
         "ess": weighted.ess(),
+        "tail_index": weighted.tail_index(),
         "mean_weight": float(weights.mean()),
         "mean_weight_error": float(weights.std(ddof=1) / np.sqrt(n)),
         "mean_ratio": ratio,

@@ -333,6 +333,7 @@ def _diagnose(
         "tail_behaviour": weighted.tail_behaviour / counts.episodes,
         "tail_target": weighted.tail_target / counts.episodes,
         "ess": weighted.ess(),
+        "tail_index": weighted.tail_index(),
         "ess_transitions": effective_transitions(model.weights, visits),
         "mean_weight": mean,
         "mean_weight_error": float(weights.std(ddof=1) / np.sqrt(len(weights))),
