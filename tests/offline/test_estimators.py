@@ -7,8 +7,8 @@ import pytest
 import marginax as mx
 from marginax.offline import Log, evaluate
 from marginax.offline._counts import count
-from marginax.offline._importance import Marginalized, Weighted
-from marginax.offline._model import certainty_equivalence
+from marginax.offline._importance import Weighted
+from marginax.offline._model import Marginalized, certainty_equivalence
 from marginax.offline._regression import Regression
 from marginax.offline._sources import Source
 from marginax.offline._tabular import critic_errors

@@ -1,27 +1,28 @@
 """Fitted Q evaluation and the two saddle points, against fixed points, one another and the jackknife."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import marginax as mx
-from marginax.offline import Log, _duality, _fitted_q, evaluate
+from marginax.offline import Log, _backups, _duality, _fitted_q, evaluate, open_data
 from marginax.offline._counts import count
 from marginax.offline._model import certainty_equivalence
-from marginax.offline._tabular import _td_weights
 from reference import offline as naive
 from reference.offline_logs import GAMMA, garnet_log
 
 
-def prepared(log, pi):
+def backup_of(log, pi, traces, *, weights=False):
     counts = count([log], 5, 3)
-    return counts, certainty_equivalence(counts, pi, GAMMA)
+    model = certainty_equivalence(counts, pi, GAMMA)
+    w = _fitted_q.td_weights(counts, traces, GAMMA) if weights else None
+    return _fitted_q.Backup(open_data(log), counts, model, pi, traces, GAMMA, w)
 
 
 def test_retrace_fit_is_the_fixed_point_of_averaged_targets():
     _, pi, mu, log = garnet_log(0)
-    _, model = prepared(log, pi)
     traces = mx.traces.retrace(pi, mu)
-    fit = _fitted_q.fit(log, model, pi, traces, GAMMA)
+    fit = backup_of(log, pi, traces).solve()
     v = (pi * fit.q).sum(axis=1)
     averaged = naive.mean_targets(naive.episodes_of(log), fit.q, v, traces, GAMMA, (5, 3))
     np.testing.assert_allclose(averaged, fit.q, atol=1e-6)
@@ -30,20 +31,60 @@ def test_retrace_fit_is_the_fixed_point_of_averaged_targets():
 
 def test_one_step_fit_is_certainty_equivalence():
     _, pi, _, log = garnet_log(1)
-    _, model = prepared(log, pi)
-    fit = _fitted_q.fit(log, model, pi, np.zeros((5, 3)), GAMMA)
-    np.testing.assert_allclose(fit.q, model.q, atol=1e-6)
+    backup = backup_of(log, pi, np.zeros((5, 3)))
+    np.testing.assert_allclose(backup.solve().q, backup.model.q, atol=1e-6)
 
 
 def test_marginalized_fit_is_near_certainty_equivalence():
     _, pi, mu, log = garnet_log(3, episodes=800)
-    counts, model = prepared(log, pi)
     traces = mx.traces.retrace(pi, mu)
-    fit = _fitted_q.fit(log, model, pi, traces, GAMMA, _td_weights(counts, traces, GAMMA))
-    retrace = _fitted_q.fit(log, model, pi, traces, GAMMA)
+    backup = backup_of(log, pi, traces, weights=True)
+    fit, retrace = backup.solve(), backup_of(log, pi, traces).solve()
     assert fit.residual < 1e-6
-    assert 0 < np.abs(fit.q - model.q).max() < 0.5
+    assert 0 < np.abs(fit.q - backup.model.q).max() < 0.5
     assert np.abs(fit.q - retrace.q).max() > 1e-6
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["retrace", "marginalized"])
+def test_a_log_in_pieces_read_again_for_each_backup_gives_the_same(monkeypatch, weights):
+    _, pi, mu, log = garnet_log(3, episodes=90)
+    traces = mx.traces.retrace(pi, mu)
+    whole = backup_of(log, pi, traces, weights=weights)
+    expected = _fitted_q.estimate(whole.solve(), whole)
+    monkeypatch.setattr(_backups, "PIECE", 150)
+    monkeypatch.setattr(_fitted_q, "HELD", 0)
+    streamed = backup_of(log, pi, traces, weights=weights)
+    assert len(list(streamed.parts())) > 3
+    found = _fitted_q.estimate(streamed.solve(), streamed)
+    np.testing.assert_allclose(found.value, expected.value, rtol=1e-7)
+    np.testing.assert_allclose(found.influence, expected.influence, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_packed_targets_equal_those_of_single_episodes(window):
+    """Episodes share sequences; each must see its own steps only, and a window bootstraps at its end."""
+    _, pi, mu, log = garnet_log(2, episodes=40)
+    rng = np.random.default_rng(0)
+    q, v, traces = rng.normal(size=15), rng.normal(size=5), mx.traces.retrace(pi, mu)
+    pairs = log.states * 3 + log.actions
+    packed = _backups.pack(log, pairs, log.next_states, window)
+    width = packed.steps.valid.shape[1]
+    assert packed.steps.valid.sum() == len(log)
+    assert np.asarray(packed.steps.valid).shape[0] * width < log.num_episodes * int(log.lengths.max())
+    found = packed.at_rows(
+        _backups.sampled_targets(
+            jnp.asarray(q), jnp.asarray(v), packed.steps, jnp.asarray(GAMMA), jnp.asarray(traces.ravel())
+        )
+    )
+    for i in range(log.num_episodes):
+        for begin in range(log.offsets[i], log.offsets[i + 1], window or 10**6):
+            end = min(begin + (window or 10**6), log.offsets[i + 1])
+            expected = 0.0
+            for n in range(end - 1, begin - 1, -1):
+                after = 0.0 if log.terminal[n] else GAMMA * v[log.next_states[n]]
+                carried = 0.0 if n == end - 1 else GAMMA * traces.ravel()[pairs[n + 1]] * expected
+                expected = log.rewards[n] + after - q[pairs[n]] + carried
+                np.testing.assert_allclose(found[n] - q[pairs[n]], expected, atol=1e-5)
 
 
 def test_influences_of_fitted_values():
@@ -51,9 +92,8 @@ def test_influences_of_fitted_values():
     traces = mx.traces.retrace(pi, mu)
 
     def estimate(part):
-        counts, model = prepared(part, pi)
-        fit = _fitted_q.fit(part, model, pi, traces, GAMMA)
-        return _fitted_q.estimate(fit, part, counts, model, pi, traces, GAMMA)
+        backup = backup_of(part, pi, traces)
+        return _fitted_q.estimate(backup.solve(), backup)
 
     full = estimate(log)
     chosen = np.argsort(full.influence)[[0, 1, 2, 100, 200, 300, -3, -2, -1]]
@@ -65,7 +105,8 @@ def test_influences_of_fitted_values():
 @pytest.mark.parametrize("method", ["saddle-point", "fenchel"])
 def test_saddle_points_meet_certainty_equivalence(method):
     _, pi, _, log = garnet_log(5)
-    counts, model = prepared(log, pi)
+    counts = count([log], 5, 3)
+    model = certainty_equivalence(counts, pi, GAMMA)
     weights, error = _duality.solve_weights(counts, model, pi, GAMMA, method)
     np.testing.assert_allclose(weights, model.weights, atol=1e-6)
     assert error < 1e-6

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from marginax.offline._importance import Estimate
+from marginax.offline._estimates import Estimate
 from marginax.offline._intervals import Interval, bootstrap
 
 ESTIMATORS = {

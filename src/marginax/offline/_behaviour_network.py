@@ -79,8 +79,8 @@ def _calibrate(outputs: np.ndarray, actions: np.ndarray, discrete: bool) -> Cali
         index = np.clip((said * 10).astype(int), 0, 9)
         n = np.bincount(index, minlength=10)
         filled = n > 0
-        mean = lambda x: np.bincount(index, x, minlength=10)[filled] / n[filled]  # noqa: E731
-        levels, shares, n = mean(said), mean(seen), n[filled]
+        levels, shares = (np.bincount(index, x, minlength=10)[filled] / n[filled] for x in (said, seen))
+        n = n[filled]
     else:
         mean_action, spread = np.split(outputs, 2, axis=-1)
         quantile = norm.cdf((actions - mean_action) * np.exp(-np.clip(spread, -5.0, 2.0))).ravel()

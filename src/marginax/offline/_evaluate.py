@@ -7,7 +7,9 @@ from typing import Any
 
 from marginax import _checks as checks
 from marginax.offline._answers import ESTIMATORS, Evaluation
+from marginax.offline._conclude import Request
 from marginax.offline._networks import Training
+from marginax.offline._neural import evaluate_observations
 from marginax.offline._policies import load_policy
 from marginax.offline._sources import open_data
 from marginax.offline._tabular import evaluate_tabular
@@ -67,17 +69,14 @@ def evaluate(
     source = open_data(data)
     target = load_policy(policy, source)
     first = next(iter(source.chunks()))
-    common: dict[str, Any] = {
-        "discount": discount,
-        "estimators": names,
-        "behaviour": behaviour,
-        "reward_range": reward_range,
-        "level": level,
-        "seed": seed,
-        "progress": progress or (lambda _, parts: iter(parts)),
-    }
-    if first.tabular:
-        return evaluate_tabular(source, target, **common)
-    from marginax.offline._neural import evaluate_neural
-
-    return evaluate_neural(source, target, training=training or Training(), **common)
+    request = Request(
+        discount=discount,
+        estimators=names,
+        behaviour=behaviour,
+        reward_range=reward_range,
+        level=level,
+        seed=seed,
+        progress=progress or (lambda _, parts: iter(parts)),
+        training=training or Training(),
+    )
+    return (evaluate_tabular if first.tabular else evaluate_observations)(source, target, request)

@@ -12,35 +12,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from marginax.offline._estimates import MAX_GROUPS, Estimate
 from marginax.offline._log import Log
-from marginax.offline._model import Model
 
-MAX_GROUPS = 1000
 DOMINANT = 0.5  # share of the weight from which a single episode decides a self-normalised average
 FEW = 30.0  # effective episodes below which a mean of weights does not show its own error
-HEAVY = 0.4  # tail index from which the weights may well have no variance: 1/2 is estimated so, from 200 episodes
+HEAVY = (
+    0.4  # tail index from which the weights may well have no variance: 1/2 is estimated so, from 200 episodes
+)
 _NEGLIGIBLE = 1e-10
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """An estimate of the value with what its interval needs.
-
-    Attributes:
-        value: the estimate.
-        influence: [G] to first order the error is the mean of these (independent) entries.
-        ess: effective sample size, where weights make one meaningful.
-        of: what `ess` counts, `episodes` or `transitions`.
-        open: what resampling cannot show, to be added on both sides. Where one episode carries most of a
-            self-normalised average, that average hardly varies, and says nothing of what others would give;
-            where weights average far less than 1, the episodes that matter were not drawn.
-    """
-
-    value: float
-    influence: np.ndarray
-    ess: float | None = None
-    of: str = "episodes"
-    open: float = 0.0
 
 
 @dataclass
@@ -61,7 +41,7 @@ class Weighted:
     reward_range: tuple[float, float]
     robust: bool = False
     seen: int = 0
-    top: list[tuple[float, str, int, int, int]] = field(default_factory=list)
+    top: list[tuple[float, str, int, int | None, int | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.groups = min(self.episodes, MAX_GROUPS)
@@ -76,15 +56,13 @@ class Weighted:
         self.error = np.zeros((g, t))  # Σ γ^t ρ_t (r_t + γ V(x_{t+1}) - Q(x_t,a_t))
         self.mass = np.zeros((g, t))  # Σ ρ_t over steps taken
         self.ended = np.zeros((g, t + 1))  # Σ ρ_T of episodes terminated before t (cumulated at the end)
-        self.at_risk = np.zeros(
-            t + 1
-        )  # episodes whose weight at step t is known: steps taken, and ended before
+        self.at_risk = np.zeros(t + 1)  # episodes that take step t
         self.square = np.zeros(t)
         self.square_ended, self.ended_count = np.zeros(t + 1), np.zeros(t + 1)
         self.lower, self.upper = np.zeros(self.episodes), np.zeros(self.episodes)
         self.weights = np.zeros(self.episodes)
         self.ratio_sum = self.ratio_square = 0.0
-        self.steps = 0
+        self.steps = self.truncated = 0
         self.tail_behaviour = self.tail_target = 0.0
         self.heaviest, self.heaviest_ended = np.zeros(t), np.zeros(t + 1)  # largest single weight by time
         self.return_range, self.error_range = [np.inf, -np.inf], [np.inf, -np.inf]
@@ -153,6 +131,7 @@ class Weighted:
         self.ratio_sum += float(ratios.sum())
         self.ratio_square += float((ratios**2).sum())
         self.steps += len(log)
+        self.truncated += int((~ends).sum())
         tail = np.where(ends, 0.0, self.discount * gamma[last])
         self.tail_behaviour += float(tail.sum())
         self.tail_target += float((tail * final).sum())
@@ -169,7 +148,7 @@ class Weighted:
             rows = slice(log.offsets[i], log.offsets[i + 1])
             step = int(np.argmax(rho[rows]))
             row = int(log.offsets[i]) + step
-            place = (int(log.states[row]), int(log.actions[row])) if log.tabular else (-1, -1)
+            place = (int(log.states[row]), int(log.actions[row])) if log.tabular else (None, None)
             self.top.append((float(final[i]), log.name(int(i)), step, *place))
         self.top = sorted(self.top, key=lambda entry: -entry[0])[:10]
 
@@ -304,40 +283,3 @@ def _without(part: np.ndarray, total: np.ndarray | float) -> np.ndarray:
 
 def _widen(bounds: list[float], values: np.ndarray) -> None:
     bounds[0], bounds[1] = min(bounds[0], float(values.min())), max(bounds[1], float(values.max()))
-
-
-class Marginalized:
-    """Influence of Σ starts · V when V solves the Bellman equation of the log's counts.
-
-    ψ_i = V(x_0) - value + Σ_t w(x_t,a_t) (r_t + γ V(x_{t+1}) - Q(x_t,a_t)), with w of `Model.weights`:
-    the delta method on the counts, exact to first order, with whole episodes as the independent units.
-    """
-
-    def __init__(self, model: Model, episodes: int, discount: float) -> None:
-        self.model, self.episodes, self.discount = model, episodes, discount
-        self.groups = min(episodes, MAX_GROUPS)
-        self.total, self.size = np.zeros(self.groups), np.zeros(self.groups)
-        self.seen = 0
-
-    def update(self, log: Log) -> None:
-        """Adds a chunk."""
-        q, v, w = self.model.q, self.model.v, self.model.weights
-        group = (self.seen + np.arange(log.num_episodes)) % self.groups
-        following = np.where(log.terminal, 0.0, v[np.where(log.terminal, 0, log.next_states)])
-        delta = log.rewards + self.discount * following - q[log.states, log.actions]
-        psi = v[log.states[log.offsets[:-1]]] + log.sums(w[log.states, log.actions] * delta)
-        self.total += np.bincount(group, psi, minlength=self.groups)
-        self.size += np.bincount(group, minlength=self.groups)
-        self.seen += log.num_episodes
-
-    def estimate(self, ess: float) -> Estimate:
-        """The value of certainty equivalence with its influence."""
-        value = self.model.value
-        influence = (self.total - self.size * value) * (self.groups / self.episodes)
-        return Estimate(value, influence, ess, "transitions")
-
-
-def effective_transitions(weights: np.ndarray, visits: np.ndarray) -> float:
-    """(Σ N w)²/Σ N w² over pairs: how many transitions carry a marginalized estimate."""
-    square = float((visits * weights**2).sum())
-    return float((visits * weights).sum()) ** 2 / square if square > 0 else 0.0

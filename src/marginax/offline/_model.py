@@ -9,6 +9,8 @@ import scipy.sparse as sp
 
 from marginax._solve import Resolvent
 from marginax.offline._counts import Counts
+from marginax.offline._estimates import Estimate, Influence
+from marginax.offline._log import Log
 
 DENSE_LIMIT = 300  # states up to which a dense solve is the faster one
 
@@ -60,7 +62,6 @@ def certainty_equivalence(
         discount: γ in [0, 1).
         fold: use the counts of this fold only (starts are always those of the whole log).
 
-    >>> from marginax.offline._log import Log
     >>> from marginax.offline._counts import count
     >>> log = Log.from_episodes([dict(states=[0, 0], actions=[1], rewards=[1.], terminal=False)])
     >>> round(certainty_equivalence(count([log], 1, 2), np.array([[0., 1.]]), 0.5).value, 6)
@@ -105,3 +106,32 @@ def certainty_equivalence(
         support=support,
         left=d[:, None] * np.where(support, 0.0, pi),
     )
+
+
+class Marginalized:
+    """Influence of Σ starts · V when V solves the Bellman equation of the log's counts.
+
+    ψ_i = V(x_0) - value + Σ_t w(x_t,a_t) (r_t + γ V(x_{t+1}) - Q(x_t,a_t)), with w of `Model.weights`:
+    the delta method on the counts, exact to first order, with whole episodes as the independent units.
+    """
+
+    def __init__(self, model: Model, episodes: int, discount: float) -> None:
+        self.model, self.discount, self.influence = model, discount, Influence(episodes)
+
+    def update(self, log: Log) -> None:
+        """Adds a chunk."""
+        q, v, w = self.model.q, self.model.v, self.model.weights
+        following = np.where(log.terminal, 0.0, v[np.where(log.terminal, 0, log.next_states)])
+        delta = log.rewards + self.discount * following - q[log.states, log.actions]
+        start = v[log.states[log.offsets[:-1]]]
+        self.influence.add(start - self.model.value + log.sums(w[log.states, log.actions] * delta))
+
+    def estimate(self, ess: float) -> Estimate:
+        """The value of certainty equivalence with its influence."""
+        return Estimate(self.model.value, self.influence.groups(), ess, "transitions")
+
+
+def effective_transitions(weights: np.ndarray, visits: np.ndarray) -> float:
+    """(Σ N w)²/Σ N w² over pairs: how many transitions carry a marginalized estimate."""
+    square = float((visits * weights**2).sum())
+    return float((visits * weights).sum()) ** 2 / square if square > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Networks for logs with observations: behaviour, fitted Q with any backup, and marginalized ratios.
+"""Networks for logs with observations: how they are fed and fitted.
 
 Every estimator is trained as an ensemble whose members weight the episodes by their own resample, so that the
 spread of the members is a bootstrap over episodes. Losses are means over transitions of the log.
@@ -7,7 +7,7 @@ spread of the members is a bootstrap over episodes. Losses are means over transi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -17,13 +17,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from marginax import targets
-from marginax.deep import weights as deep_weights
 from marginax.deep.networks import MLP
-from marginax.offline._features import Features
 from marginax.offline._observations import Pairs
-
-MOMENTS = 90  # features that a marginalized ratio is balanced against
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ class Training:
     5
     """
 
-    steps: int = 3000
+    steps: int = 1500
     batch: int = 128
     rate: float = 1e-3
     hidden: tuple[int, ...] = (64, 64)
@@ -76,7 +71,10 @@ def rows_of(pairs: Pairs, ratios: np.ndarray | None, discount: float, scale: flo
     log = pairs.log
     ones = np.ones(len(log))
     rho = ones if ratios is None else log.products(ratios)
-    floats = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
+
+    def floats(x: np.ndarray) -> Array:
+        return jnp.asarray(x, jnp.float32)
+
     return Rows(
         observations=floats(pairs.observations),
         actions=floats(pairs.actions),
@@ -95,30 +93,75 @@ def rows_of(pairs: Pairs, ratios: np.ndarray | None, discount: float, scale: flo
     )
 
 
-def _expected(network: MLP, observations: Array, actions: Array, weights: Array) -> Array:
-    """[members, n] Σ_m weights[n,m] f(x_n, a_m)."""
+def at(network: MLP, rows: Rows, index: Array) -> Array:
+    """[members, n, outputs] f(x,a) at some rows."""
+    return network(jnp.concatenate([rows.observations[index], rows.actions[index]], axis=-1))
+
+
+def at_next(network: MLP, rows: Rows, index: Array, key: Array | None = None) -> Array:
+    """[members, n, outputs] Σ_a π(a|x') f(x',a) at some rows.
+
+    With a key, over two of the draws from a continuous policy instead of all: unbiased, and cheaper.
+    """
+    actions = rows.next_actions if rows.next_actions.ndim == 2 else rows.next_actions[index]
+    return _expected(network, rows.next_observations[index], actions, rows.next_weights[index], key)
+
+
+def at_start(network: MLP, rows: Rows, index: Array, key: Array | None = None) -> Array:
+    """[members, n, outputs] Σ_a π(a|x_0) f(x_0,a) of some episodes."""
+    actions = rows.start_actions if rows.start_actions.ndim == 2 else rows.start_actions[index]
+    return _expected(network, rows.start_observations[index], actions, rows.start_weights[index], key)
+
+
+def _expected(network: MLP, observations: Array, actions: Array, weights: Array, key: Array | None) -> Array:
     n, m = weights.shape
+    if key is not None and actions.ndim == 3 and m > 2:  # a draw and its mirror image
+        one = jax.random.randint(key, (), 0, m // 2)
+        both = jnp.stack([one, one + m // 2])
+        actions, weights, m = actions[:, both], weights[:, both] * (m / 2), 2
     acts = jnp.broadcast_to(actions, (n, m, actions.shape[-1]))
     states = jnp.broadcast_to(observations[:, None], (n, m, observations.shape[-1]))
     inputs = jnp.concatenate([states, acts], axis=-1).reshape(n * m, -1)
-    values = network(inputs)[..., 0].reshape(-1, n, m)
-    return (values * weights).sum(axis=-1)
+    values = network(inputs)
+    return jnp.einsum("...nmo,nm->...no", values.reshape(*values.shape[:-2], n, m, -1), weights)
 
 
-def _at(network: MLP, rows: Rows, index: Array) -> Array:
-    """[members, n] f(x,a) at some rows."""
-    inputs = jnp.concatenate([rows.observations[index], rows.actions[index]], axis=-1)
-    return network(inputs)[..., 0]
+def hidden(network: MLP) -> MLP:
+    """The network without its last layer, with a unit that is 1: its value is linear in these outputs."""
+    lead = network.weights[-1].shape[:-2]
+    size = network.weights[-1].shape[-2]
+    through = jnp.concatenate([jnp.eye(size), jnp.zeros((size, 1))], axis=1)
+    one = jnp.zeros((1, size + 1)).at[0, -1].set(1.0)
+    matrices = (jnp.broadcast_to(x, (*lead, *x.shape)) for x in (through, one))
+    return eqx.tree_at(lambda net: (net.weights[-1], net.biases[-1]), network, tuple(matrices))
 
 
-def _next(network: MLP, rows: Rows, index: Array) -> Array:
-    actions = rows.next_actions if rows.next_actions.ndim == 2 else rows.next_actions[index]
-    return _expected(network, rows.next_observations[index], actions, rows.next_weights[index])
+def member(network: MLP, k: int) -> MLP:
+    """One of the copies."""
+    return jax.tree.map(lambda x: x[k], network)
 
 
-def _start(network: MLP, rows: Rows, index: Array) -> Array:
-    actions = rows.start_actions if rows.start_actions.ndim == 2 else rows.start_actions[index]
-    return _expected(network, rows.start_observations[index], actions, rows.start_weights[index])
+def everywhere(function: Callable[[Array], Array], size: int) -> np.ndarray:
+    """`function` of row numbers [n], for all rows, block by block; float64."""
+    blocks = np.array_split(np.arange(size), max(1, size // 20_000))
+    return np.concatenate([np.asarray(function(jnp.asarray(b)), np.float64) for b in blocks], axis=-2)
+
+
+def basis(network: MLP, rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The hidden layer φ that a network's value is linear in: φ(x,a) [N, F], φ(x',π) [N, F], φ(x_0,π) [E, F]."""
+    features, steps = hidden(network), len(rows.rewards)
+    return (
+        everywhere(lambda i: at(features, rows, i), steps),
+        everywhere(lambda i: at_next(features, rows, i), steps),
+        everywhere(lambda i: at_start(features, rows, i), len(rows.start_weights)),
+    )
+
+
+def whitening(phi: np.ndarray, per_row: np.ndarray, ridge: float = 1e-6) -> np.ndarray:
+    """[F, F] U such that φU has the identity for its mean square, rows weighted; up to a relative ridge."""
+    gram = phi.T @ (per_row[:, None] * phi) / len(phi)
+    gram += ridge * np.trace(gram) / len(gram) * np.eye(len(gram))
+    return np.linalg.inv(np.linalg.cholesky(gram)).T
 
 
 Loss = Callable[[Any, Any, Array, Any], Array]
@@ -148,11 +191,10 @@ def descend(
             gradient = jax.grad(total)(now)
             updates, state = optimiser.update(gradient, state, now)
             now = optax.apply_updates(now, updates)
-            mix = lambda a, b, r: jax.tree.map(lambda x, y: (1 - r) * x + r * y, a, b)  # noqa: E731
-            behind = mix(behind, now, training.polyak)
+            behind = _mixed(behind, now, training.polyak)
             late = i >= training.steps // 2
             count = jnp.maximum(i - training.steps // 2, 0) + 1
-            average = mix(average, now, jnp.where(late, 1.0 / count, 1.0))
+            average = _mixed(average, now, jnp.where(late, 1.0 / count, 1.0))
             return (now, behind, average, state, i + 1), None
 
         carry = (dynamic, dynamic, dynamic, optimiser.init(dynamic), jnp.asarray(0))
@@ -162,176 +204,12 @@ def descend(
     return run(parameters, key, rows)
 
 
+def _mixed(first: Any, second: Any, share: Any) -> Any:
+    return jax.tree.map(lambda x, y: (1 - share) * x + share * y, first, second)
+
+
 def resample(episodes: int, members: int, seed: int) -> np.ndarray:
     """[members, episodes] how often each episode counts in each member: a bootstrap over episodes."""
     rng = np.random.default_rng(seed)
     draws = rng.integers(episodes, size=(members, episodes))
     return np.stack([np.bincount(row, minlength=episodes) for row in draws]).astype(np.float32)
-
-
-def fitted_q(
-    rows: Rows, weights: np.ndarray, backup: str, discount: float, key: Array, training: Training
-) -> Any:
-    """[members] values by fitted Q evaluation: `one-step`, `retrace` or `marginalized` targets.
-
-    Windows of the log give multi-step targets through `marginax.targets`; for `marginalized` a second network
-    estimates the TD weights of each window's start by regression on cumulative traces.
-    """
-    size = rows.observations.shape[1] + rows.actions.shape[1]
-    first, second, third = jax.random.split(key, 3)
-    members, length = training.members, 1 if backup == "one-step" else training.window
-    q = MLP(size, 1, training.hidden, key=first, copies=members)
-    w = MLP(2 * size, 1, training.hidden, key=second, copies=members)
-    # Start from the value of the mean reward for ever: the ensemble then learns differences only.
-    going = 1 - float(rows.terminal.mean())
-    level = float(rows.rewards.mean()) / (1 - discount * going)
-    q = eqx.tree_at(lambda net: net.biases[-1], q, q.biases[-1] + level)
-    per_episode = jnp.asarray(weights)
-    batch = training.batch if length == 1 else max(1, training.batch // 4)
-
-    def loss(networks: Any, slow: Any, key: Array, rows: Rows) -> Array:
-        start = jax.random.randint(key, (batch,), 0, len(rows.rewards))
-        index = start[:, None] + jnp.arange(length)
-        valid = index <= rows.last[start][:, None]
-        index = jnp.minimum(index, rows.last[start][:, None])
-        flat = index.ravel()
-        shape = (members, batch, length)
-        slow_q = _at(slow[0], rows, flat).reshape(shape)
-        v_next = _next(slow[0], rows, flat).reshape(shape)
-        discounts = jnp.where(rows.terminal[index] > 0, 0.0, discount)
-        truncated = (index == rows.last[index]) & (rows.terminal[index] == 0)
-        rewards, traces = rows.rewards[index], rows.traces[index]
-        per_row = per_episode[:, rows.episode[start]]
-        if backup == "marginalized":
-            pair = jnp.concatenate([rows.observations[index], rows.actions[index]], axis=-1)
-            both = jnp.concatenate([jnp.broadcast_to(pair[:, :1], pair.shape), pair], axis=-1)
-            ratio = jax.nn.softplus(networks[1](both.reshape(-1, 2 * size))[..., 0]).reshape(shape)
-            cut = truncated | ~jnp.concatenate([valid[:, 1:], valid[:, :1] | True], axis=1)
-            per_window = jax.vmap(deep_weights.regression)
-            fit = jax.vmap(lambda x: per_window(x, traces, discounts, cut))(ratio)
-            used = jax.lax.stop_gradient(ratio)
-            one = jax.vmap(lambda a, b, r, d, x, t, ok: targets.marginalized(a, b, r, d, x, t, valid=ok))
-            goal = jax.vmap(lambda a, b, x: one(a, b, rewards, discounts, x, truncated, valid))(
-                slow_q, v_next, used
-            )
-        else:
-            fit = jnp.zeros((members, batch))
-            one = jax.vmap(lambda a, b, r, d, c, t, ok: targets.multi_step(a, b, r, d, c, t, valid=ok))
-            goal = jax.vmap(lambda a, b: one(a, b, rewards, discounts, traces, truncated, valid))(
-                slow_q, v_next
-            )
-        error = _at(networks[0], rows, start) - jax.lax.stop_gradient(goal[..., 0])
-        return (per_row * (error**2 + fit)).mean(axis=1).sum()
-
-    fitted = descend(loss, (q, w), third, training, rows, slow=True)
-    values = _start(fitted[0], rows, jnp.arange(len(rows.start_weights)))
-    return np.asarray((per_episode * values).sum(axis=1) / per_episode.sum(axis=1))
-
-
-class Moments(eqx.Module):
-    """Whitened features ψ of the log: E_log[ψψᵀ] = I, up to a ridge."""
-
-    here: Float[Array, "N F"]
-    change: Float[Array, "N F"]
-    start: Float[Array, "E F"]
-
-
-def moments_of(pairs: Pairs, discount: float, seed: int) -> Moments:
-    """ψ(x,a), ψ(x,a) - γ ψ(x',π), and ψ(x_0,π)."""
-    features = Features(pairs.observations.shape[1], pairs.actions.shape[1], pairs.discrete, seed, MOMENTS)
-    phi = features.of_pairs(pairs.observations, pairs.actions)
-    gram = phi.T @ phi / len(phi)
-    gram += 1e-4 * np.trace(gram) / len(gram) * np.eye(len(gram))
-    white = np.linalg.inv(np.linalg.cholesky(gram)).T
-    after = features.of_policy(pairs.following)
-    parts = (phi @ white, (phi - discount * after) @ white, features.of_policy(pairs.starts) @ white)
-    return Moments(*(jnp.asarray(part, jnp.float32) for part in parts))
-
-
-def _balanced(moments: Moments, per_row: Array, per_episode: Array, share: float) -> Array:
-    """[members, F] the weights ψ·α that balance each member's log: E_log[(ψ·α) (ψ - γψ')] = c E_start ψ."""
-    steps = per_row.shape[1]
-    found = []
-    for of_rows, of_episodes in zip(np.asarray(per_row), np.asarray(per_episode), strict=True):
-        system = np.asarray(moments.change).T @ (of_rows[:, None] * np.asarray(moments.here)) / steps
-        begin = share * of_episodes @ np.asarray(moments.start) / len(of_episodes)
-        system = system.astype(np.float64) + 1e-5 * np.eye(len(begin))
-        found.append(np.linalg.solve(system, begin))
-    return jnp.asarray(np.stack(found), jnp.float32)
-
-
-def ratios(
-    rows: Rows,
-    moments: Moments | None,
-    weights: np.ndarray,
-    method: str,
-    discount: float,
-    key: Array,
-    training: Training,
-) -> Any:
-    """[members, N] marginalized ratios d^π/d^log at the log's transitions, scaled so that (1/E) Σ w r is the value.
-
-    With L(w, q) = c E_start[q(x_0,π)] + E_log[w (γ q(x',π) - q(x,a))] and c = episodes over transitions:
-
-    - `saddle-point`: min_w max_q L, w a positive network and q the value of any reward θ·ψ, ‖θ‖ ≤ 1, over whitened
-      features ψ. With ψ·α the linear weights that balance the log against ψ, the maximum is ‖E_log[(ψ·α - w) ψ]‖: a
-      critic that ranges over values of rewards sees all directions alike, one that ranges over ψ itself hardly sees
-      the level of w when γ is near 1;
-    - `fenchel`: min_ν max_w E_log[(ν - γν') w - ½ w²] - c E_start[ν], ν a network and w linear in ψ, so that the
-      maximum is known: w = ψ·e with e = E_log[ψ (ν - γν')];
-    - `regression`: min_w E_log[(w(x,a) - γ^t ρ_t)²], w a positive network.
-
-    A saddle point with the inner player solved exactly is a plain minimisation. Squares of expectations are
-    products over two independent batches.
-    """
-    size = rows.observations.shape[1] + rows.actions.shape[1]
-    first, second = jax.random.split(key)
-    members = training.members
-    network = MLP(size, 1, training.hidden, key=first, copies=members)
-    per_episode = jnp.asarray(weights)
-    episodes, steps = len(rows.start_weights), len(rows.rewards)
-    share = episodes / steps
-    horizon = 1 / (1 - discount * (1 - float(rows.terminal.mean())))
-    level = share * horizon
-    batch = training.batch
-    if method == "fenchel":  # ν of weights that are `level` everywhere
-        network = eqx.tree_at(lambda net: net.biases[-1], network, network.biases[-1] + horizon)
-
-    def positive(network: MLP, rows: Rows, index: Array) -> Array:
-        return level * jax.nn.softplus(_at(network, rows, index) + 0.54)
-
-    def loss(network: Any, _: Any, key: Array, data: tuple[Rows, Moments | None]) -> Array:
-        rows, moments = data
-        keys = jax.random.split(key, 4)
-        if method == "regression":
-            index = jax.random.randint(keys[0], (2 * batch,), 0, steps)
-            error = positive(network, rows, index) - rows.cumulative[index]
-            return (per_episode[:, rows.episode[index]] * (error / level) ** 2).mean(axis=1).sum()
-        assert moments is not None
-
-        def balance(key: Array) -> Array:
-            index = jax.random.randint(key, (8 * batch,), 0, steps)
-            per_row = per_episode[:, rows.episode[index]]
-            if linear is not None and method == "saddle-point":
-                gap = linear @ moments.here[index].T - positive(network, rows, index)
-                return (per_row * gap) @ moments.here[index] / (len(index) * level)
-            error = _at(network, rows, index) - discount * _next(network, rows, index)
-            return (per_row * error) @ moments.here[index] / len(index)
-
-        product = 0.5 * (balance(keys[0]) * balance(keys[1])).sum()
-        if method == "saddle-point":
-            return product
-        begin = jax.random.randint(keys[2], (batch,), 0, episodes)
-        start = (per_episode[:, begin] * _start(network, rows, begin)).mean(axis=1)
-        return product - share / level * start.sum()
-
-    linear = _balanced(moments, per_episode[:, rows.episode], per_episode, share) if moments else None
-    faster = replace(training, rate=3 * training.rate) if method == "fenchel" else training
-    fitted = descend(loss, network, second, faster, (rows, moments))
-    blocks = np.array_split(np.arange(steps), max(1, steps // 50_000))
-    if method == "fenchel":
-        assert moments is not None
-        error = [_at(fitted, rows, b) - discount * _next(fitted, rows, b) for b in map(jnp.asarray, blocks)]
-        e = (per_episode[:, rows.episode] * jnp.concatenate(error, axis=1)) @ moments.here / steps
-        return np.asarray(level * e @ moments.here.T)
-    return np.concatenate([np.asarray(positive(fitted, rows, jnp.asarray(b))) for b in blocks], axis=1)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from marginax.offline._importance import MAX_GROUPS, Estimate
+from marginax.offline._estimates import Estimate, Influence
 from marginax.offline._log import Log
 
 
@@ -50,16 +50,12 @@ class Regression:
         seen = self.visits > 0
         mean = np.divide(self.rewards, self.visits, out=np.zeros(self.shape), where=seen).ravel()
         value = float(w @ self.rewards.ravel()) / episodes
-        groups = min(episodes, MAX_GROUPS)
-        total, size, number = np.zeros(groups), np.zeros(groups), 0
+        influence = Influence(episodes)
         for log, ratios in chunks:
             rho, gamma, pairs = self._terms(log, ratios)
             terms = gamma * (rho * mean[pairs] + w[pairs] * (log.rewards - mean[pairs]))
-            group = (number + np.arange(log.num_episodes)) % groups
-            total += np.bincount(group, log.sums(terms), minlength=groups)
-            size += np.bincount(group, minlength=groups)
-            number += log.num_episodes
+            influence.add(log.sums(terms) - value)
         visits = self.visits.ravel()
         square = float((visits * w**2).sum())
         ess = float((visits * w).sum()) ** 2 / square if square > 0 else 0.0
-        return Estimate(value, (total - size * value) * (groups / episodes), ess, "transitions", unseen)
+        return Estimate(value, influence.groups(), ess, "transitions", unseen)

@@ -2,128 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from marginax.mdp import TabularMDP
 from marginax.offline import _duality, _fitted_q
-from marginax.offline._answers import ESTIMATORS, Answer, Evaluation, answer
+from marginax.offline._answers import Evaluation
 from marginax.offline._behaviour import calibration
+from marginax.offline._conclude import (
+    ROBUST,
+    Request,
+    answers_of,
+    conclude,
+    curves_of,
+    diagnostics_of,
+    with_zero,
+)
 from marginax.offline._counts import Counts, count
-from marginax.offline._importance import Estimate, Marginalized, Weighted, effective_transitions
-from marginax.offline._intervals import Interval, bootstrap, concentration
+from marginax.offline._estimates import Estimate
+from marginax.offline._importance import Weighted
+from marginax.offline._intervals import Interval
 from marginax.offline._log import Log
-from marginax.offline._model import Model, certainty_equivalence
-from marginax.offline._policies import FunctionPolicy, Policy, RowPolicy, TablePolicy
+from marginax.offline._model import Marginalized, Model, certainty_equivalence, effective_transitions
+from marginax.offline._policies import FunctionPolicy, Policy, RowPolicy, TablePolicy, probabilities
 from marginax.offline._regression import Regression
 from marginax.offline._sources import Source
-from marginax.offline._verdict import agreement, compare, judge
-from marginax.weights import exact
 
-Progress = Callable[[str, Iterable[Any]], Iterator[Any]]
-IMPORTANCE = ("trajectory-is", "per-decision-is", "weighted-is", "weighted-per-decision-is")
-ROBUST = ("doubly-robust", "weighted-doubly-robust")
 PREFERRED = ("certainty-equivalence", "fqe-retrace", "fqe-one-step", "fenchel", "saddle-point")
+_BY_COUNTS = ("certainty-equivalence", "saddle-point", "fenchel", "fqe-one-step")  # one value, one influence
 
 
-def evaluate_tabular(
-    source: Source,
-    policy: Policy,
-    *,
-    discount: float,
-    estimators: tuple[str, ...],
-    behaviour: Any,
-    reward_range: tuple[float, float] | None,
-    level: float,
-    seed: int,
-    progress: Progress,
-) -> Evaluation:
-    """The answers of all `estimators` for a log of indices; see `marginax.offline.evaluate`."""
+def evaluate_tabular(source: Source, policy: Policy, request: Request) -> Evaluation:
+    """The answers of all estimators for a log of indices; see `marginax.offline.evaluate`."""
+    discount = request.discount
     pi, notes = target_table(policy, source)
-    counts = count(progress("counting", source.chunks()), pi.shape[0], pi.shape[1])
+    counts = count(request.progress("counting", source.chunks()), pi.shape[0], pi.shape[1])
     if counts.episodes < 2:
         raise ValueError("the log has a single episode: an interval over episodes needs at least two")
-    mu, how = behaviour_table(behaviour, counts)
+    mu, how = behaviour_table(request.behaviour, counts)
     model = certainty_equivalence(counts, pi, discount)
     critics = None
-    if set(ROBUST) & set(estimators):
+    if request.wants(*ROBUST):
         folds = [certainty_equivalence(counts, pi, discount, fold=k) for k in (1, 0)]
         critics = (np.stack([fold.q for fold in folds]), np.stack([fold.v for fold in folds]))
-    rewards = reward_range or (counts.reward_min, counts.reward_max)
-    _check_range(rewards, counts)
-    with_zero = (min(rewards[0], 0.0), max(rewards[1], 0.0))
-    weighted = Weighted(counts.episodes, counts.longest, discount, with_zero, critics is not None)
-    regression = (
-        Regression(counts.num_states, counts.num_actions, discount) if "regression" in estimators else None
-    )
+    rewards = request.rewards(counts.reward_min, counts.reward_max)
+    weighted = Weighted(counts.episodes, counts.longest, discount, with_zero(rewards), critics is not None)
+    regression = Regression(pi.shape[0], pi.shape[1], discount) if request.wants("regression") else None
     marginal = Marginalized(model, counts.episodes, discount)
-    for log in progress("weighting", source.chunks()):
+    for log in request.progress("weighting", source.chunks()):
         ratios = _ratios(policy, pi, mu, log)
-        weighted.update(
-            log, ratios, None if critics is None else critic_errors(log, critics, weighted.seen, discount)
-        )
+        errors = None if critics is None else critic_errors(log, critics, weighted.seen, discount)
+        weighted.update(log, ratios, errors)
         marginal.update(log)
         if regression is not None:
             regression.update(log, ratios)
 
-    estimates = {name: e for name, e in weighted.estimates().items() if name in estimators}
     visits = counts.visits.sum(axis=0)
-    if {"certainty-equivalence", "saddle-point", "fenchel"} & set(estimators):
-        estimates["certainty-equivalence"] = marginal.estimate(effective_transitions(model.weights, visits))
+    estimates = weighted.estimates()
     if regression is not None:
-        chunks = ((log, _ratios(policy, pi, mu, log)) for log in progress("regression", source.chunks()))
+        passes = request.progress("regression", source.chunks())
+        chunks = ((log, _ratios(policy, pi, mu, log)) for log in passes)
         estimates["regression"] = regression.estimate(chunks, counts.episodes, weighted.unseen_rewards())
+    if request.wants(*_BY_COUNTS):
+        by_counts = marginal.estimate(effective_transitions(model.weights, visits))
+        estimates["certainty-equivalence"] = by_counts
+        estimates["fqe-one-step"] = replace(by_counts, ess=None)  # the same fixed point
+        estimates |= _dual_estimates(counts, model, pi, by_counts, request, notes)
+    estimates |= _fitted(source, counts, model, pi, mu, request, notes)
+    estimates = {name: estimates[name] for name in request.estimators if name in estimates}
 
-    estimates.update(_dual_estimates(source, counts, model, pi, discount, estimators, estimates, notes))
-    estimates.update(_fitted(source, counts, model, pi, mu, discount, estimators, notes, progress))
-    below, above = _left_open(model)
-    values = (with_zero[0] / (1 - discount), with_zero[1] / (1 - discount))
-    bound = concentration(weighted.lower, weighted.upper, values, level=level) if how == "logged" else None
-    answers: dict[str, Answer] = {}
-    for name in ESTIMATORS:
-        if name in estimates and name in estimators:
-            model_based = ESTIMATORS[name][1] == "bootstraps" and name not in ROBUST
-            answers[name] = answer(
-                name,
-                estimates[name],
-                level=level,
-                seed=seed,
-                open_below=below if model_based else 0.0,
-                open_above=above if model_based else 0.0,
-                bound=bound if name == "per-decision-is" else None,
-            )
-    logged = weighted.behaviour()
-    diagnostics = _diagnose(counts, model, weighted, mu, how, behaviour)
-    diagnostics["disagreeing"] = agreement(answers)
-    verdict = judge(answers, diagnostics, PREFERRED)
-    advantage = None
-    comparable = diagnostics["tail_behaviour"] <= 0.01  # else the log's own average stops at truncation
-    if verdict.estimator in estimates and comparable:
-        chosen = estimates[verdict.estimator]
-        difference = chosen.influence - logged.influence
-        advantage = bootstrap(chosen.value - logged.value, difference, level=level, seed=seed)
-        if verdict.estimator in PREFERRED:
-            advantage = Interval(advantage.low - below, advantage.high + above, level)
-    return Evaluation(
-        answers=answers,
-        behaviour=answer("behaviour", logged, level=level, seed=seed),
-        advantage=advantage,
-        verdict=compare(verdict, advantage),
-        diagnostics=diagnostics,
-        settings={
-            "data": source.name,
-            "policy": policy.name,
-            "discount": discount,
-            "behaviour": how,
-            "level": level,
-            "seed": seed,
-            "reward_range": rewards,
-        },
+    check = calibration(counts, mu) if how != "estimated" else None
+    opened = _left_open(model)
+    target = model.occupancy.ravel()
+    return conclude(
+        answers_of(estimates, weighted, request, how, opened),
+        estimates,
+        weighted,
+        diagnostics_of(weighted, how, check) | _pairs(counts, model),
+        request,
+        preferred=PREFERRED,
+        opened=opened,
+        settings={"data": source.name, "policy": policy.name, "behaviour": how, "reward_range": rewards},
         notes=(*notes, *source.notes),
-        curves=_curves(weighted, model, visits, calibration(counts, mu) if how != "estimated" else None),
+        curves=curves_of(
+            weighted, visits.ravel() / visits.sum(), target / max(float(target.sum()), 1e-300), check
+        ),
     )
 
 
@@ -147,17 +111,10 @@ def critic_errors(
 
 
 def _dual_estimates(
-    source: Source,
-    counts: Counts,
-    model: Model,
-    pi: np.ndarray,
-    discount: float,
-    estimators: tuple[str, ...],
-    known: dict[str, Estimate],
-    notes: list[str],
+    counts: Counts, model: Model, pi: np.ndarray, by_counts: Estimate, request: Request, notes: list[str]
 ) -> dict[str, Estimate]:
     """Saddle point and Fenchel: their own weights, the influence that they share with certainty equivalence."""
-    wanted = [name for name in ("saddle-point", "fenchel") if name in estimators]
+    wanted = request.wants("saddle-point", "fenchel")
     if wanted and int(model.support.sum()) > _duality.PAIR_LIMIT:
         notes.append(
             f"{' and '.join(wanted)} left out above {_duality.PAIR_LIMIT:,} pairs: with tables they meet "
@@ -167,10 +124,10 @@ def _dual_estimates(
     found: dict[str, Estimate] = {}
     rewards, visits = counts.reward_sums.sum(axis=0), counts.visits.sum(axis=0)
     for name in wanted:
-        weights, error = _duality.solve_weights(counts, model, pi, discount, name)
+        weights, error = _duality.solve_weights(counts, model, pi, request.discount, name)
         value = float((weights * rewards).sum() / counts.episodes) + model.unsupported * model.fill
         ess = effective_transitions(np.maximum(weights, 0.0), visits)
-        found[name] = replace(known["certainty-equivalence"], value=value, ess=ess, open=error)
+        found[name] = replace(by_counts, value=value, ess=ess, open=error)
     return found
 
 
@@ -180,44 +137,26 @@ def _fitted(
     model: Model,
     pi: np.ndarray,
     mu: np.ndarray | None,
-    discount: float,
-    estimators: tuple[str, ...],
+    request: Request,
     notes: list[str],
-    progress: Progress,
 ) -> dict[str, Estimate]:
-    """Fitted Q evaluation with each backup asked for, where the log fits into memory."""
-    wanted = [name for name in ESTIMATORS if name.startswith("fqe-") and name in estimators]
-    if not wanted:
-        return {}
-    if _fitted_q.padded_steps(counts) > _fitted_q.STEP_LIMIT:
-        notes.append(f"fitted Q evaluation left out: it holds the log in memory ({counts.steps:,} steps)")
-        return {}
-    log = source.read()
+    """Fitted Q evaluation with multi-step and marginalized backups; the one-step one is certainty equivalence."""
+    wanted = request.wants("fqe-retrace", "fqe-marginalized")
+    if "fqe-marginalized" in wanted and pi.size > _fitted_q.PAIR_LIMIT:
+        notes.append(f"fqe-marginalized left out above {_fitted_q.PAIR_LIMIT:,} pairs")
+        wanted.remove("fqe-marginalized")
     n = counts.visits.sum(axis=0)
     if mu is None:
         mu = np.divide(counts.behaviour_sums, n, out=np.zeros_like(n), where=n > 0)
     retrace = np.minimum(1.0, np.divide(pi, mu, out=np.zeros_like(pi), where=mu > 0))
     found = {}
-    for name in progress("fitted Q", wanted):
+    for name in request.progress("fitted Q", wanted):
         weights = None
         if name == "fqe-marginalized":
-            if pi.size > _fitted_q.PAIR_LIMIT:
-                notes.append(f"{name} left out above {_fitted_q.PAIR_LIMIT} pairs")
-                continue
-            weights = _td_weights(counts, retrace, discount)
-        traces = np.zeros_like(pi) if name == "fqe-one-step" else retrace
-        fit = _fitted_q.fit(log, model, pi, traces, discount, weights)
-        found[name] = _fitted_q.estimate(fit, log, counts, model, pi, traces, discount)
+            weights = _fitted_q.td_weights(counts, retrace, request.discount)
+        backup = _fitted_q.Backup(source, counts, model, pi, retrace, request.discount, weights)
+        found[name] = _fitted_q.estimate(backup.solve(), backup)
     return found
-
-
-def _td_weights(counts: Counts, traces: np.ndarray, discount: float) -> np.ndarray:
-    """[S, A, S, A] TD weights of the traces in the MDP of the log's counts."""
-    n = counts.visits.sum(axis=0)
-    s, a = n.shape
-    p = counts.transitions().toarray().reshape(s, a, s) / np.maximum(n, 1.0)[..., None]
-    empirical = TabularMDP(p, np.zeros((s, a)), discount)
-    return exact(empirical, counts.behaviour(), traces)
 
 
 def target_table(policy: Policy, source: Source) -> tuple[np.ndarray, list[str]]:
@@ -243,7 +182,7 @@ def target_table(policy: Policy, source: Source) -> tuple[np.ndarray, list[str]]
 
 
 def _table_of_rows(policy: RowPolicy, source: Source, s: int, a: int) -> tuple[np.ndarray, list[str]]:
-    total, n, visits = np.zeros((s, a)), np.zeros((s, a)), np.zeros(s)
+    total, n = np.zeros((s, a)), np.zeros((s, a))
     for log in source.chunks():
         if policy.probabilities.ndim == 2:
             for k in range(a):
@@ -254,7 +193,6 @@ def _table_of_rows(policy: RowPolicy, source: Source, s: int, a: int) -> tuple[n
             pairs = log.states * a + log.actions
             total += np.bincount(pairs, policy.at(log), minlength=s * a).reshape(s, a)
             n += np.bincount(pairs, minlength=s * a).reshape(s, a)
-        visits += np.bincount(log.states, minlength=s)
     table = np.divide(total, n, out=np.zeros_like(total), where=n > 0)
     sums = table.sum(axis=1)
     notes = ["the policy is known on the log's rows only; elsewhere it counts as unsupported"]
@@ -277,8 +215,6 @@ def behaviour_table(behaviour: Any, counts: Counts) -> tuple[np.ndarray | None, 
         if behaviour != "estimated" and counts.has_behaviour:
             return None, "logged"
         return counts.behaviour(), "estimated"
-    from marginax.offline._policies import probabilities
-
     table = np.asarray(behaviour, dtype=np.float64)
     if table.shape != (counts.num_states, counts.num_actions):
         raise ValueError(
@@ -299,93 +235,28 @@ def _ratios(policy: Policy, pi: np.ndarray, mu: np.ndarray | None, log: Log) -> 
     return target / chance
 
 
-def _check_range(rewards: tuple[float, float], counts: Counts) -> None:
-    if not rewards[0] <= counts.reward_min <= counts.reward_max <= rewards[1]:
-        raise ValueError(
-            f"reward_range {rewards} does not contain the log's rewards, "
-            f"which go from {counts.reward_min:g} to {counts.reward_max:g}"
-        )
-
-
-def _left_open(model: Model) -> tuple[float, float]:
+def _left_open(model: Model) -> Interval:
     """How much lower and higher the value may be if what was never seen has any value seen elsewhere."""
     low, high = model.fill_range
-    return model.unsupported * max(model.fill - low, 0.0), model.unsupported * max(high - model.fill, 0.0)
+    return Interval(
+        -model.unsupported * max(model.fill - low, 0.0), model.unsupported * max(high - model.fill, 0.0)
+    )
 
 
-def _diagnose(
-    counts: Counts, model: Model, weighted: Weighted, mu: np.ndarray | None, how: str, behaviour: Any
-) -> dict[str, Any]:
-    ratio, ratio_error = weighted.mean_ratio()
-    weights = weighted.weights
-    mean = float(weights.mean())
-    left = model.left
-    worst = np.argsort(left.ravel())[::-1][:10]
-    most = np.argsort(model.weights.ravel())[::-1][:10]
+def _pairs(counts: Counts, model: Model) -> dict[str, Any]:
+    """Diagnostics of pairs: where π leaves the log, and where its ratios are large."""
     a = counts.num_actions
-    check = calibration(counts, mu) if how != "estimated" else None
-    visits = counts.visits.sum(axis=0)
+    left, ratios, visits = model.left.ravel(), model.weights.ravel(), counts.visits.sum(axis=0).ravel()
+    worst, most = np.argsort(left)[::-1][:10], np.argsort(ratios)[::-1][:10]
     return {
-        "episodes": counts.episodes,
-        "transitions": counts.steps,
-        "longest": counts.longest,
-        "truncated": counts.truncated,
-        "tail_behaviour": weighted.tail_behaviour / counts.episodes,
-        "tail_target": weighted.tail_target / counts.episodes,
-        "ess": weighted.ess(),
-        "tail_index": weighted.tail_index(),
-        "ess_transitions": effective_transitions(model.weights, visits),
-        "mean_weight": mean,
-        "mean_weight_error": float(weights.std(ddof=1) / np.sqrt(len(weights))),
-        "mean_ratio": ratio,
-        "mean_ratio_error": ratio_error,
+        "ess_transitions": effective_transitions(model.weights.ravel(), visits),
         "unsupported": model.unsupported,
         "unsupported_pairs": [
-            {"state": int(i // a), "action": int(i % a), "mass": float(left.ravel()[i])}
-            for i in worst
-            if left.ravel()[i] > 0
-        ],
-        "largest_weights": [
-            {"weight": w, "episode": name, "step": step, "state": state, "action": action}
-            for w, name, step, state, action in weighted.top
+            {"state": int(i // a), "action": int(i % a), "mass": float(left[i])} for i in worst if left[i] > 0
         ],
         "largest_ratios": [
-            {
-                "state": int(i // a),
-                "action": int(i % a),
-                "ratio": float(model.weights.ravel()[i]),
-                "visits": int(visits.ravel()[i]),
-            }
+            {"state": int(i // a), "action": int(i % a), "ratio": float(ratios[i]), "visits": int(visits[i])}
             for i in most
-            if model.weights.ravel()[i] > 0
+            if ratios[i] > 0
         ],
-        "behaviour": how,
-        "behaviour_deviation": None if check is None else check.deviation,
-        "behaviour_error": None if check is None else check.error,
-        "behaviour_suspicious": check is not None and check.suspicious,
-        "span": weighted.return_range[1] - weighted.return_range[0],
-    }
-
-
-def _curves(weighted: Weighted, model: Model, visits: np.ndarray, check: Any) -> dict[str, Any]:
-    """Data behind the plots of the page."""
-    positive = weighted.weights[weighted.weights > 0]
-    logs = np.log10(np.maximum(positive, 1e-12)) if len(positive) else np.zeros(1)
-    heights, edges = np.histogram(logs, bins=40, range=(logs.min() - 0.05, logs.max() + 0.05))
-    seen = visits.ravel() / visits.sum()
-    total = float(model.occupancy.sum())
-    return {
-        "ess_by_time": weighted.ess_by_time(),
-        "weight_histogram": {
-            "edges": edges,
-            "heights": heights,
-            "zeros": int((weighted.weights == 0).sum()),
-        },
-        "overlap": {
-            "behaviour": seen,
-            "target": model.occupancy.ravel() / total if total > 0 else seen * 0,
-        },
-        "calibration": None
-        if check is None
-        else {"said": check.said, "seen": check.seen, "weight": check.weight},
     }

@@ -23,7 +23,7 @@ def judge(
     Args:
         answers: by estimator.
         diagnostics: `unsupported`, `ess`, `mean_weight`, `mean_weight_error`, `tail_target`,
-            `behaviour_suspicious`, `span` (range of the returns in the log).
+            `tail_behaviour`, `behaviour_suspicious`, `span` (range of the returns in the log).
         preferred: bootstrapping estimators to recommend, best first.
     """
     text: list[str] = []
@@ -53,7 +53,8 @@ def judge(
         ),
         None,
     )
-    stops = float(diagnostics["tail_target"]) > FAINT
+    hidden = max(float(diagnostics["tail_target"]), float(diagnostics["tail_behaviour"]))
+    stops = hidden > FAINT
     checkable = robust if robust is not None and (robust.truncation == "bootstraps" or not stops) else None
     chosen = model if model is not None else (checkable if weights_fine else None)
     if model is not None and checkable is not None and weights_fine:
@@ -109,8 +110,8 @@ def judge(
         )
     if stops:
         text.append(
-            f"Truncated episodes hide a share {diagnostics['tail_target']:.1%} of the discounted future; estimators "
-            "marked 'stops' leave it out."
+            f"Truncated episodes hide a share {hidden:.1%} of the discounted future; estimators marked † in the table "
+            "('stops') leave it out."
         )
     return Verdict(status, chosen.name, tuple(text))
 

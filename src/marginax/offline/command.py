@@ -37,7 +37,7 @@ def evaluate(
     behaviour: Literal["auto", "logged", "estimated"] = "auto",
     estimators: tuple[str, ...] = (),
     reward_range: tuple[float, float] | None = None,
-    network_steps: int = 3000,
+    network_steps: int = 1500,
     seed: int = 0,
 ) -> int:
     """Say what a policy is worth, from episodes that another policy logged.

@@ -1,0 +1,155 @@
+"""Fitted Q evaluation with networks: the hidden layers by descent, the last one as the fixed point of the backup.
+
+Descent alone is far from the fixed point when γ is near 1: each target network step moves the values by a share 1 - γ
+of the way. On the features that it finds the projected backup is affine, and its fixed point is solved for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from marginax import targets
+from marginax.deep import weights as deep_weights
+from marginax.deep.networks import MLP
+from marginax.offline._backups import fixed_point, pack, sampled_targets
+from marginax.offline._log import Log
+from marginax.offline._networks import Rows, Training, at, at_next, basis, descend, member, whitening
+
+
+def learn(
+    rows: Rows, weights: np.ndarray, backup: str, discount: float, key: Array, training: Training
+) -> tuple[MLP, MLP]:
+    """An ensemble of value networks by descent on `one-step`, `retrace` or `marginalized` targets.
+
+    Windows of the log give multi-step targets through `marginax.targets`; for `marginalized` a second network
+    estimates the TD weights of each window's start by regression on cumulative traces.
+
+    Args:
+        rows: the log on the device.
+        weights: [members, E] how often each episode counts.
+        backup: which targets.
+        discount: γ.
+        key: of initial values and batches.
+        training: settings.
+    """
+    first, second, third = jax.random.split(key, 3)
+    size = rows.observations.shape[1] + rows.actions.shape[1]
+    q = MLP(size, 1, training.hidden, key=first, copies=training.members)
+    w = MLP(2 * size, 1, training.hidden, key=second, copies=training.members)
+    # Start from the value of the mean reward for ever: the ensemble then learns differences only.
+    going = 1 - float(rows.terminal.mean())
+    level = float(rows.rewards.mean()) / (1 - discount * going)
+    q = eqx.tree_at(lambda net: net.biases[-1], q, q.biases[-1] + level)
+    loss = _loss(backup, discount, jnp.asarray(weights), training)
+    return descend(loss, (q, w), third, training, rows, slow=True)
+
+
+def fitted_q(
+    log: Log,
+    rows: Rows,
+    weights: np.ndarray,
+    networks: tuple[MLP, MLP],
+    backup: str,
+    discount: float,
+    training: Training,
+) -> np.ndarray:
+    """[members] values by fitted Q evaluation, from the networks of `learn` with their last layer solved for."""
+    values = []
+    for k in range(training.members):
+        q, w = (member(network, k) for network in networks)
+        traces = np.asarray(rows.traces, np.float64) * (backup != "one-step")
+        ratios = w if backup == "marginalized" else None
+        values.append(_solve(log, rows, weights[k], q, traces, ratios, discount, training))
+    return np.array(values)
+
+
+def _loss(backup: str, discount: float, per_episode: Array, training: Training) -> Any:
+    length = 1 if backup == "one-step" else training.window
+    batch = training.batch if length == 1 else max(1, training.batch // 4)
+
+    def loss(networks: Any, slow: Any, key: Array, rows: Rows) -> Array:
+        key, other = jax.random.split(key)
+        start = jax.random.randint(key, (batch,), 0, len(rows.rewards))
+        index = start[:, None] + jnp.arange(length)
+        valid = index <= rows.last[start][:, None]
+        index = jnp.minimum(index, rows.last[start][:, None])
+        shape = (training.members, batch, length)
+        slow_q = at(slow[0], rows, index.ravel()).reshape(shape)
+        v_next = at_next(slow[0], rows, index.ravel(), other).reshape(shape)
+        discounts = jnp.where(rows.terminal[index] > 0, 0.0, discount)
+        truncated = (index == rows.last[index]) & (rows.terminal[index] == 0)
+        rewards, traces = rows.rewards[index], rows.traces[index]
+        per_row = per_episode[:, rows.episode[start]]
+        if backup == "marginalized":
+            ratio = _window_ratios(networks[1], rows, index)
+            cut = truncated | ~jnp.concatenate([valid[:, 1:], valid[:, :1] | True], axis=1)
+            per_window = jax.vmap(deep_weights.regression)
+            fit = jax.vmap(lambda x: per_window(x, traces, discounts, cut))(ratio)
+            used = jax.lax.stop_gradient(ratio)
+            one = jax.vmap(lambda a, b, r, d, x, t, ok: targets.marginalized(a, b, r, d, x, t, valid=ok))
+            goal = jax.vmap(lambda a, b, x: one(a, b, rewards, discounts, x, truncated, valid))(
+                slow_q, v_next, used
+            )
+        else:
+            fit = jnp.zeros(shape[:2])
+            one = jax.vmap(lambda a, b, r, d, c, t, ok: targets.multi_step(a, b, r, d, c, t, valid=ok))
+            goal = jax.vmap(lambda a, b: one(a, b, rewards, discounts, traces, truncated, valid))(
+                slow_q, v_next
+            )
+        error = at(networks[0], rows, start)[..., 0] - jax.lax.stop_gradient(goal[..., 0])
+        return (per_row * (error**2 + fit)).mean(axis=1).sum()
+
+    return loss
+
+
+def _window_ratios(network: MLP, rows: Rows, index: Array) -> Array:
+    """[..., B, T] w of each step of windows [B, T], seen from the window's first step."""
+    pair = jnp.concatenate([rows.observations[index], rows.actions[index]], axis=-1)
+    both = jnp.concatenate([jnp.broadcast_to(pair[:, :1], pair.shape), pair], axis=-1)
+    values = network(both.reshape(-1, both.shape[-1]))
+    return jax.nn.softplus(values.reshape(*values.shape[:-2], *index.shape))
+
+
+def _solve(
+    log: Log,
+    rows: Rows,
+    per_episode: np.ndarray,
+    network: MLP,
+    traces: np.ndarray,
+    ratios: MLP | None,
+    discount: float,
+    training: Training,
+) -> float:
+    """The value by one member, its last layer θ the fixed point of θ ↦ least squares of φ·θ on the targets."""
+    phi, following, start = basis(network, rows)
+    per_row = np.repeat(per_episode, log.lengths) / len(log)
+    white = whitening(phi, per_row * len(log))
+    phi, following, start = phi @ white, following @ white, start @ white
+    number = np.arange(len(log))
+    with jax.enable_x64(True):
+        packed = pack(log, number, number, None if ratios is None else training.window)
+        weights = None if ratios is None else _matrices(ratios, rows, packed.steps.here)
+        rest = (packed.steps, jnp.asarray(discount), jnp.asarray(traces), weights)
+
+        def project(theta: np.ndarray) -> np.ndarray:
+            found = sampled_targets(jnp.asarray(phi @ theta), jnp.asarray(following @ theta), *rest)
+            return phi.T @ (per_row * packed.at_rows(found))
+
+        theta, _ = fixed_point(project, np.zeros(phi.shape[1]), tolerance=1e-6)
+    return float(per_episode @ (start @ theta) / per_episode.sum())
+
+
+def _matrices(network: MLP, rows: Rows, windows: Array) -> Array:
+    """[B, T, T] w of step s seen from step t, of windows [B, T] of row numbers."""
+
+    def one(window: Array) -> Array:
+        starts = jax.vmap(lambda i: window.at[0].set(window[i]))(jnp.arange(len(window)))
+        return _window_ratios(network, rows, starts)
+
+    return jax.lax.map(one, windows, batch_size=1024).astype(float)
