@@ -1,6 +1,8 @@
 """Settings for every test and doctest: CPU, run-time type checks, reproducible Hypothesis."""
 
+import importlib
 import os
+from pathlib import Path
 
 # Before NumPy, JAX and MuJoCo are first imported. One thread each: xdist's workers would fight for the cores.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -18,3 +20,12 @@ install_import_hook("marginax", f"{typecheck.__name__}.check")
 
 hypothesis.settings.register_profile("marginax", max_examples=30, deadline=None, derandomize=True)
 hypothesis.settings.load_profile("marginax")
+
+_SOURCE = Path(__file__).parent / "src"
+
+
+def pytest_collect_file(file_path: Path) -> None:
+    """Import a module by its name before pytest does: of a package's module collected alone it would make a second one."""
+    if file_path.suffix == ".py" and file_path.is_relative_to(_SOURCE):
+        parts = file_path.relative_to(_SOURCE).with_suffix("").parts
+        importlib.import_module(".".join(parts).removesuffix(".__init__"))

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import tyro
 
+from marginax.deep.worker import environment
+
 OURS = {
     "marginax one-step": ["one-step"],
     "marginax retrace": ["retrace"],
@@ -50,18 +52,22 @@ def measure(operator: str, later_steps: str, seconds: float) -> None:
     print(steps / (time.perf_counter() - started), steps / (time.process_time() - cpu), flush=True)
 
 
+def variables(command: list[str], processes: int) -> dict[str, str]:
+    """Environment variables of one of so many processes: a share of the cores each, ours as `marginax train` has them."""
+    cores = len(os.sched_getaffinity(0))
+    if command[1] == __file__:
+        own = environment(Path(tempfile.gettempdir()), processes, cores)
+    else:
+        threads = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        own = {**os.environ, **dict.fromkeys(threads, str(max(1, cores // processes)))}
+    return {**own, "JAX_PLATFORMS": "cpu", "MUJOCO_GL": "disabled"}
+
+
 def race(command: list[str], processes: int) -> tuple[float, float]:
     """Steps a second of so many processes together, and of each in a second of processor time."""
-    share = str(max(1, len(os.sched_getaffinity(0)) // processes))
-    threads = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    variables = {
-        **os.environ,
-        **dict.fromkeys(threads, share),
-        "JAX_PLATFORMS": "cpu",
-        "MUJOCO_GL": "disabled",
-    }
+    own = variables(command, processes)
     runners = [
-        subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(command, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(processes)
     ]
     for runner in runners:
