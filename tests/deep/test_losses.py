@@ -1,11 +1,13 @@
 """The agent's targets against sums written out step by step, and gradients that reach only what they should."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marginax.deep import losses, replay, td3
+from marginax.deep import aims, losses, replay, td3
 from marginax.deep.config import TD3Config
 from reference.episodes import filled, sequence, target, transitions
 
@@ -113,14 +115,14 @@ def test_a_target_from_one_later_step_is_right_on_average(conditioned, monkeypat
     whole, single = (config_of("marginalized", later_steps=n, **settings) for n in ("all", "one"))
     state = agent(whole)
     batch = replay.sample(filled(transitions(5, 40), 31), jax.random.key(2), batch=64, length=4)
-    expected = td3.aim(whole, state, batch, jax.random.key(0), train=True)
+    expected = aims.aim(whole, state, batch, jax.random.key(0), train=True)
     law = losses.draw_steps
     _, probabilities = law(single, 10_000, jax.random.key(1))
     total, loss, length = jnp.zeros(64), 0.0, 0.0
     for step, p in zip((1, 2, 3), np.unique(probabilities)[::-1], strict=True):
         drawn = (jnp.full(64, step, jnp.int32), jnp.full(64, p))
         monkeypatch.setattr(losses, "draw_steps", lambda *_, drawn=drawn: drawn)
-        aimed = td3.aim(single, state, batch, jax.random.key(0), train=True)
+        aimed = aims.aim(single, state, batch, jax.random.key(0), train=True)
         total, loss = total + p * aimed.target, loss + p * aimed.weight_loss
         length += p * jnp.sum(aimed.credit / aimed.share, axis=0)
         monkeypatch.setattr(losses, "draw_steps", law)
@@ -182,7 +184,7 @@ def test_gradients_reach_only_what_they_should(operator):
         ahead = losses.bootstrap(config, target_actor, target_critic, batch, jax.random.key(0))
         credit = ahead.products
         if estimator is not None:
-            credit, *_ = td3._weights(
+            credit, *_ = aims.td_weights(
                 config, estimator, batch, ahead, ahead.traces, jax.random.key(0), train=False
             )
         return jnp.sum(losses.critic_targets(config, batch, ahead, credit))
@@ -225,3 +227,30 @@ def test_agents_side_by_side_learn_as_they_do_alone():
         for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
             np.testing.assert_allclose(a, b[i], rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(own.target_mean, metrics.target_mean[i], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"operator": "one-step"},
+        {"operator": "retrace"},
+        {"operator": "marginalized"},
+        {"operator": "marginalized", "later_steps": "one"},
+        {"operator": "marginalized", "weights": "saddle-point", "start_conditioned": False},
+    ],
+)
+def test_a_block_equals_its_updates_one_by_one(settings):
+    """Batches side by side and critics apart change nothing: plain, delayed, plain, delayed, and one left over."""
+    config = config_of(**settings)
+    buffer, key = filled(transitions(5, 40), 31), jax.random.key(7)
+    state = agent(config)
+    block, metrics = jax.jit(lambda s: td3.update_block(config, s, buffer, key, updates=5))(state)
+    update = jax.jit(partial(td3.update, config), static_argnames="delayed")
+    for i, own in enumerate(jax.random.split(key, 5)):
+        sample_key, noise_key = jax.random.split(own)
+        batch = replay.sample(buffer, sample_key, batch=64, length=config.length)
+        state, single = update(state, batch, noise_key, delayed=i in (1, 3))
+        for name, value in vars(single).items():
+            np.testing.assert_allclose(getattr(metrics, name)[i], value, rtol=1e-3, atol=1e-5, err_msg=name)
+    for a, b in zip(jax.tree.leaves(block), jax.tree.leaves(state), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)

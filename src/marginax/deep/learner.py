@@ -21,11 +21,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from marginax.deep import replay, td3
+from marginax.deep.aims import aim
 from marginax.deep.config import Operator, TD3Config
 from marginax.deep.estimator import Estimator
 from marginax.deep.networks import MLP, value
 from marginax.deep.replay import Replay, Sequences
-from marginax.deep.td3 import Metrics, TD3State
+from marginax.deep.state import TD3State, init, with_estimator
+from marginax.deep.td3 import Metrics
 from marginax.simulators.agents import row_width
 
 # Settings of the half of an update that all agents take together, and of the schedule.
@@ -123,10 +125,10 @@ class Plan:
 
         def fresh(config: TD3Config) -> TD3State:
             sizes = {"observation_size": self.observation_size, "action_size": self.action_size}
-            return jax.vmap(lambda key: td3.init(config, key=key, **sizes))(keys)
+            return jax.vmap(lambda key: init(config, key=key, **sizes))(keys)
 
         groups = [fresh(config) for config in self.configs]
-        bare = [td3.with_estimator(group, None) for group in groups]
+        bare = [with_estimator(group, None) for group in groups]
         shape = (self.seeds, self.capacity, self.width)
         rows = tuple(jnp.zeros(shape, jnp.float32) for _ in self.configs)
         agents = jax.tree.map(lambda *x: jnp.concatenate(x), *bare)
@@ -165,7 +167,7 @@ class Plan:
     def _material(self, config: TD3Config, buffer: Array, added: Array, keys: Array) -> tuple[Any, Array]:
         """Batches and noise keys of a whole block, `[rounds, seeds, …]`, drawn before the loop starts.
 
-        Those of a round lie side by side, as `td3.aim` takes them.
+        Those of a round lie side by side, as `aims.aim` takes them.
         """
 
         def one(rows: Array, key: Array) -> tuple[Any, Array]:
@@ -184,7 +186,7 @@ class Plan:
 
     def _group(self, g: int, agents: TD3State, estimator: Estimator | None) -> TD3State:
         mine = slice(g * self.seeds, (g + 1) * self.seeds)
-        return td3.with_estimator(jax.tree.map(lambda x: x[mine], agents), estimator)
+        return with_estimator(jax.tree.map(lambda x: x[mine], agents), estimator)
 
     def _round(
         self, agents: TD3State, estimators: tuple[Estimator | None, ...], material: tuple[Any, ...]
@@ -194,7 +196,7 @@ class Plan:
         for g, config in enumerate(self.configs):
             group = self._group(g, agents, estimators[g])
             batch, keys = material[g]
-            aimed = jax.vmap(partial(td3.aim, config, train=True))(group, batch, keys)
+            aimed = jax.vmap(partial(aim, config, train=True))(group, batch, keys)
             parts.append((aimed.pairs, aimed.target, batch.observations[:, 0]))
             trained.append(aimed.estimator)
         everything = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
@@ -223,7 +225,7 @@ def _error_variance(
         return jnp.full((), jnp.nan)
     rival = dataclasses.replace(config, operator=operator)
     batch = jax.tree.map(lambda x: x[: rival.length], batch)
-    aimed = td3.aim(rival, td3.with_estimator(state, None), batch, key, train=False)
+    aimed = aim(rival, with_estimator(state, None), batch, key, train=False)
     return jnp.var(aimed.target - value(state.critic, aimed.pairs)[0])
 
 
@@ -293,7 +295,7 @@ class Learner:
 def policies(agents: TD3State) -> Float[Array, "agents n"]:
     """Parameters of all agents' policies.
 
-    >>> make = lambda key: td3.init(TD3Config(hidden=(4,)), observation_size=3, action_size=1, key=key)
+    >>> make = lambda key: init(TD3Config(hidden=(4,)), observation_size=3, action_size=1, key=key)
     >>> policies(jax.vmap(make)(jax.random.split(jax.random.key(0), 5))).shape
     (5, 21)
     """

@@ -6,48 +6,22 @@ of `policy_delay`. The last of a round moves the actor, the target networks and 
 stay as they are within a round and are asked once for all of its batches.
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from marginax.deep import estimator as estimation
 from marginax.deep import losses, replay
+from marginax.deep.aims import Aim, aim, later_mean, size_of_each
 from marginax.deep.config import TD3Config
-from marginax.deep.estimator import Estimator, adam
-from marginax.deep.networks import MLP, Critics, act, apart, together
+from marginax.deep.estimator import adam
+from marginax.deep.networks import apart, together
 from marginax.deep.replay import Replay, Sequences
-from marginax.deep.weights import cumulative, normalise
+from marginax.deep.state import TD3State, init, with_critics, with_estimator
 
-
-class TD3State(eqx.Module):
-    """Everything that learning changes.
-
-    Attributes:
-        actor: The policy's network.
-        critic: The twin critics: one leading axis of 2, or (inside `update_block`) two networks.
-        target_actor: The actor, delayed.
-        target_critic: The critics, delayed.
-        actor_optimiser: Adam's state for the actor.
-        critic_optimiser: Adam's state for the critics.
-        estimator: The TD weights; None unless the operator is `marginalized`.
-
-    >>> init(TD3Config(hidden=(8,)), observation_size=3, action_size=1, key=jax.random.key(0)).estimator is None
-    True
-    """
-
-    actor: MLP
-    critic: Critics
-    target_actor: MLP
-    target_critic: Critics
-    actor_optimiser: Any
-    critic_optimiser: Any
-    estimator: Estimator | None
+__all__ = ["Metrics", "TD3State", "init", "learn", "update", "update_block"]
 
 
 class Metrics(eqx.Module):
@@ -83,25 +57,6 @@ class Metrics(eqx.Module):
     weight_loss: Float[Array, "..."]
 
 
-def init(config: TD3Config, *, observation_size: int, action_size: int, key: Array) -> TD3State:
-    """A fresh agent.
-
-    >>> state = init(TD3Config(hidden=(8,)), observation_size=3, action_size=1, key=jax.random.key(0))
-    >>> state.critic.weights[0].shape
-    (2, 4, 8)
-    """
-    actor_key, critic_key, weight_key = jax.random.split(key, 3)
-    pair = observation_size + action_size
-    actor = MLP(observation_size, action_size, config.hidden, key=actor_key)
-    critic = MLP(pair, 1, config.hidden, copies=2, key=critic_key)
-    optimiser = optax.adam(config.learning_rate)
-    estimator = estimation.init(config, pair, weight_key) if config.operator == "marginalized" else None
-    copied_actor, copied_critic = jax.tree.map(jnp.copy, (actor, critic))  # so that both can be donated
-    return TD3State(
-        actor, critic, copied_actor, copied_critic, optimiser.init(actor), optimiser.init(critic), estimator
-    )
-
-
 def update(
     config: TD3Config, state: TD3State, batch: Sequences, key: Array, *, delayed: bool
 ) -> tuple[TD3State, Metrics]:
@@ -127,130 +82,6 @@ def update(
     """
     state, metrics = _round(config, state, batch, key.reshape(1), delayed=delayed)
     return state, jax.tree.map(lambda x: x[0], metrics)
-
-
-def with_estimator(state: TD3State, estimator: Estimator | None) -> TD3State:
-    """The agent with other TD weights.
-
-    >>> state = init(TD3Config(hidden=(8,)), observation_size=3, action_size=1, key=jax.random.key(0))
-    >>> with_estimator(state, None).estimator is None
-    True
-    """
-    return TD3State(
-        state.actor,
-        state.critic,
-        state.target_actor,
-        state.target_critic,
-        state.actor_optimiser,
-        state.critic_optimiser,
-        estimator,
-    )
-
-
-class Aim(eqx.Module):
-    """What the critics are to learn from a batch.
-
-    Attributes:
-        target: One constant target a sequence.
-        pairs: [state, action] features of the first step of each.
-        credit: TD weights, or cumulative traces for the other operators.
-        share: Probability with which a step was read; 1 where all are.
-        valid: Which entries of the credit count.
-        trace_mean: Mean trace over steps t ≥ 1, of each batch; 0 where none was computed.
-        estimator: The TD weights' networks, after their training if there was any.
-        weight_loss: Their loss; 0 where they are not trained.
-
-    >>> sorted(Aim.__annotations__)[0]
-    'credit'
-    """
-
-    target: Float[Array, " batch"]
-    pairs: Float[Array, "batch n"]
-    credit: Float[Array, "T batch"]
-    share: Float[Array, "T batch"]
-    valid: Bool[Array, "T batch"]
-    trace_mean: Float[Array, " batches"]
-    estimator: Estimator | None
-    weight_loss: Float[Array, ""]
-
-
-def aim(config: TD3Config, state: TD3State, batch: Sequences, key: Array, *, train: bool) -> Aim:
-    """The half of an update that depends on the operator: targets and, if `train`, a step of the TD weights.
-
-    Only the target networks and the estimator of the state are read. With several keys the batch is so many
-    batches side by side, and the weights learn from the last of them.
-
-    >>> config = TD3Config(hidden=(8,))
-    >>> state = init(config, observation_size=1, action_size=1, key=jax.random.key(0))
-    >>> rows = replay.pack([[0.0]], [[0.5]], [1.0], [True], [False], [0.0], [[0.1]])
-    >>> batch = replay.sample(replay.add(replay.empty(4, 1, 1), rows), jax.random.key(0), batch=3, length=1)
-    >>> aim(config, state, batch, jax.random.key(1), train=False).target
-    Array([1., 1., 1.], dtype=float32)
-    """
-    if config.samples_a_step:
-        return _aim_at_one(config, state, batch, key, train=train)
-    ahead = losses.bootstrap(config, state.target_actor, state.target_critic, batch, key)
-    credit, estimator, weight_loss = ahead.products, state.estimator, jnp.zeros(())
-    if estimator is not None:
-        discounts = jnp.where(batch.terminal, 0.0, config.discount)
-        credit, estimator, weight_loss = _weights(
-            config, estimator, batch, ahead, discounts, key, train=train
-        )
-    target = losses.critic_targets(config, batch, ahead, credit)
-    trace_mean = jax.vmap(_later_mean, 1)(*(_batches(x, key) for x in (batch.valid, ahead.traces)))
-    share = jnp.ones_like(credit)
-    result = (credit, share, batch.valid, trace_mean, estimator, weight_loss)
-    return Aim(jax.lax.stop_gradient(target), ahead.features[0], *result)
-
-
-def _aim_at_one(config: TD3Config, state: TD3State, batch: Sequences, key: Array, *, train: bool) -> Aim:
-    """Marginalized targets from the first step and one later step τ, weighted by 1 / P(τ): the same on average.
-
-    The weight of a step needs no walk along the path to it, so only the training of the weights, which learn
-    from products of traces, looks at the steps in between.
-    """
-    step_key, noise_key = jnp.moveaxis(jax.vmap(jax.random.split)(key.reshape(-1)), 1, 0)
-    estimator = state.estimator
-    if estimator is None:
-        raise ValueError("state must have an estimator of TD weights.")
-    steps, probability = losses.draw_steps(config, batch.rewards.shape[1], step_key)
-    two = replay.pick(batch, steps)
-    last = _last(batch, key) if train else 0
-    rest = len(steps) - last
-    # One evaluation of the actor: two steps of what is only aimed at, all steps of what is learned from.
-    whole = jax.tree.map(lambda x: x[:, rest:], batch)
-    following = (two.next_observations[:, :rest], whole.next_observations)
-    rows = jnp.concatenate([x.reshape(x.shape[0] * x.shape[1], x.shape[2]) for x in following])
-    means, size = act(state.target_actor, rows), batch.actions.shape[-1]
-    seen = means[: 2 * rest].reshape(2, rest, size)
-    coefficients = jnp.ones(two.rewards.shape)
-    trace_mean = jnp.zeros(key.size)
-    if train:
-        along = means[2 * rest :].reshape(*whole.rewards.shape, size)
-        traces = losses.traces(config, whole, along)
-        trace_mean = trace_mean.at[-1].set(_later_mean(whole.valid, traces))
-        products = jax.vmap(cumulative, 1, 1)(traces, whole.terminal | whole.truncated)[0]
-        place = (steps[rest:], jnp.arange(last))
-        coefficients = coefficients.at[1, rest:].set(products[place])
-        seen = jnp.concatenate([seen, jnp.stack([along[0], along[place]])], axis=1)
-    ahead = losses.look_ahead(config, state.target_critic, two, seen, coefficients, noise_key)
-    power = config.discount ** (steps - 1) / probability  # beside the γ that a step's successor has anyway
-    discounts = jnp.where(two.terminal, 0.0, config.discount * jnp.stack([power, jnp.ones_like(power)]))
-    credit, estimator, weight_loss = _weights(config, estimator, two, ahead, discounts, key, train=train)
-    target = losses.critic_targets(config, two, ahead, credit.at[1].multiply(power))
-    share = jnp.ones_like(credit).at[1].set(probability)
-    result = (credit, share, two.valid, trace_mean, estimator, weight_loss)
-    return Aim(jax.lax.stop_gradient(target), ahead.features[0], *result)
-
-
-def _last(batch: Sequences, keys: Array) -> int:
-    """How many sequences the last of several batches side by side has."""
-    return batch.rewards.shape[1] // keys.size
-
-
-def _batches(x: Array, keys: Array) -> Array:
-    """Several batches side by side, apart: `[T, batches, batch]`."""
-    return x.reshape(x.shape[0], keys.size, -1)
 
 
 def learn(
@@ -320,7 +151,7 @@ def update_block(
     """
     delay = min(config.policy_delay, updates)
     on_cpu = jax.default_backend() == "cpu"
-    state = _with_critics(apart, state) if on_cpu else state
+    state = with_critics(apart, state) if on_cpu else state
 
     def group(state: TD3State, keys: Array) -> tuple[TD3State, Metrics]:
         sample_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
@@ -334,7 +165,7 @@ def update_block(
     if whole < updates:
         state, rest = group(state, keys[whole:])
         metrics = jax.tree.map(lambda *x: jnp.concatenate(x), metrics, rest)
-    return (_with_critics(together, state) if on_cpu else state), metrics
+    return (with_critics(together, state) if on_cpu else state), metrics
 
 
 def _round(
@@ -343,7 +174,7 @@ def _round(
     """One update for each key, on its own part of the batch; if `delayed`, the last is a delayed one."""
     aimed = aim(config, state, batch, keys, train=delayed)
     state = with_estimator(state, aimed.estimator)
-    loss, values, size = [], [], _last(batch, keys)
+    loss, values, size = [], [], size_of_each(batch, keys)
     for i in range(len(keys)):
         part = slice(i * size, (i + 1) * size)
         inputs = (aimed.pairs[part], aimed.target[part], batch.observations[0, part])
@@ -351,50 +182,6 @@ def _round(
         loss.append(critic_loss)
         values.append(value[0])
     return state, _metrics(aimed, jnp.stack(loss), jnp.stack(values))
-
-
-def _with_critics(change: Callable[[Any], Any], state: TD3State) -> TD3State:
-    """The agent with its critics in another form: `apart` or `together`."""
-    critic, target_critic, optimiser = map(
-        change, (state.critic, state.target_critic, state.critic_optimiser)
-    )
-    return TD3State(
-        state.actor,
-        critic,
-        state.target_actor,
-        target_critic,
-        state.actor_optimiser,
-        optimiser,
-        state.estimator,
-    )
-
-
-def _weights(
-    config: TD3Config,
-    estimator: Estimator,
-    batch: Sequences,
-    ahead: losses.Bootstrap,
-    discounts: Array,
-    keys: Array,
-    *,
-    train: bool,
-) -> tuple[Array, Estimator, Array]:
-    """TD weights for the targets, and the estimator after its training on the last batch."""
-    pairs = estimation.inputs(config, ahead.features)
-    weight_loss, network = jnp.zeros(()), estimator.weights
-    rest, parts = pairs.shape[1] - (_last(batch, keys) if train else 0), []
-    if rest:
-        parts.append(estimation.predict(config, network, pairs[:, :rest]))
-    if train:
-        sequence = (pairs, ahead.traces, discounts, batch.truncated)
-        estimator, weight_loss, w = estimation.update(config, estimator, *(x[:, rest:] for x in sequence))
-        parts.append(w)
-    w = jnp.where(batch.valid, jnp.concatenate(parts, axis=1), 0)
-    if config.normalise != "none":
-        power = config.normalisation_power if config.normalise == "power" else 1.0
-        one = partial(normalise, power=power)
-        w = jax.vmap(one, 1, 1)(_batches(w, keys), _batches(batch.valid, keys)).reshape(w.shape)
-    return w, estimator, weight_loss
 
 
 def _delayed(config: TD3Config, state: TD3State, observations: Array) -> TD3State:
@@ -416,12 +203,6 @@ def _delayed(config: TD3Config, state: TD3State, observations: Array) -> TD3Stat
     )
 
 
-def _later_mean(valid: Array, values: Array) -> Array:
-    """Mean over the valid steps t ≥ 1; 0 if there are none."""
-    later = valid.at[0].set(False)
-    return jnp.sum(jnp.where(later, values, 0)) / jnp.maximum(jnp.sum(later), 1)
-
-
 def _metrics(aimed: Aim, critic_loss: Array, values: Array) -> Metrics:
     """One entry for each of the batches, whose losses `[batches]` and values `[batches, batch]` are given."""
     target = aimed.target.reshape(values.shape)
@@ -436,7 +217,7 @@ def _metrics(aimed: Aim, critic_loss: Array, values: Array) -> Metrics:
         target_variance=jnp.var(target, axis=1),
         error_variance=jnp.var(target - values, axis=1),
         trace_mean=aimed.trace_mean,
-        weight_mean=jax.vmap(_later_mean, 1)(valid, credit),
+        weight_mean=jax.vmap(later_mean, 1)(valid, credit),
         weight_max=jnp.max(credit, axis=(0, 2)),
         effective_length=jnp.mean(jnp.sum(credit / share, axis=0), axis=1),
         weight_loss=jnp.zeros_like(critic_loss).at[-1].set(aimed.weight_loss),
