@@ -1,6 +1,6 @@
 """Error and time of every tabular estimator of TD weights, against the exact weights.
 
-    python benchmarks/estimators.py [--seeds 3] [--trajectories 1 10 100 500 1000]
+    python benchmarks/estimators.py [--seeds 3] [--trajectories 1 10 100 500 1000] [--states]
     python benchmarks/estimators.py --incremental
 
 The error is the mean of |ŵ - w| over starts and visits as the data have them, relative to the mean of w itself:
@@ -9,7 +9,7 @@ The error is the mean of |ŵ - w| over starts and visits as the data have them, 
 
 with d the discounted visitation of μ from (x,a), and ρ that from the problem's start distribution. All zeros have error 1. Times are
 those of one call after compilation. Prints one markdown table a problem. The two saddle points, which must agree with certainty
-equivalence, run on the first seed only.
+equivalence, run on the first seed only. With --states: the weights on states, those of V-trace, by the same routes.
 
 With --incremental: the time of one step of an experiment on Open World, 100 seeds side by side, each with one more trajectory.
 """
@@ -71,33 +71,48 @@ def unlogged(data: Trajectory) -> Trajectory:
     return eqx.tree_at(lambda t: t.behaviour, data, None)
 
 
-def estimators(case: Case) -> dict[str, Estimator]:
-    c = case.c
+def estimators(case: Case, on_states: bool) -> dict[str, Estimator]:
+    def by(name: str, **settings: Any) -> Estimator:
+        return partial(getattr(weights, f"{name}_states" if on_states else name), c=case.c, **settings)
+
+    counted = by("certainty_equivalence")
+    features = case.features[:, 0] if on_states else case.features
     return {
-        "Algorithm 2 as printed": partial(weights.monte_carlo, c=c, literal=True),
-        "Monte Carlo, exponential": partial(weights.monte_carlo, c=c, average="exponential"),
-        "Monte Carlo (= regression, tabular)": partial(weights.monte_carlo, c=c),
-        "Regression, additive features": partial(weights.regression, c=c, features=case.features),
-        "Certainty equivalence, μ from counts": lambda data: weights.certainty_equivalence(unlogged(data), c),
-        "Certainty equivalence": partial(weights.certainty_equivalence, c=c),
-        "Saddle point": partial(weights.saddle_point, c=c),
-        "Fenchel": partial(weights.fenchel, c=c),
+        "Algorithm 2 as printed": by("monte_carlo", literal=True),
+        "Monte Carlo, exponential": by("monte_carlo", average="exponential"),
+        "Monte Carlo (= regression, tabular)": by("monte_carlo"),
+        "Regression, additive features": by("regression", features=features),
+        "Certainty equivalence, μ from counts": lambda data: counted(unlogged(data)),
+        "Certainty equivalence": counted,
+        "Saddle point": by("saddle_point"),
+        "Fenchel": by("fenchel"),
     }
 
 
+def truth(case: Case, on_states: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The exact weights, and the share of each among starts and visits."""
+    mdp, _, mu = case.problem
+    d = mdp.visitation(mu)
+    if on_states:
+        d = np.einsum("xa,xayb->xy", mu, d)
+        return weights.exact_states(mdp, mu, case.c), (mdp.initial @ d)[:, None] * d
+    return weights.exact(mdp, mu, case.c), np.einsum("x,xa,xayb->yb", mdp.initial, mu, d)[
+        :, :, None, None
+    ] * d
+
+
 def measure(
-    case: Case, counts: list[int], seeds: int
+    case: Case, counts: list[int], seeds: int, on_states: bool
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     mdp, _, mu = case.problem
-    exact, d = weights.exact(mdp, mu, case.c), mdp.visitation(mu)
-    share = np.einsum("x,xa,xayb->yb", mdp.initial, mu, d)[:, :, None, None] * d
+    exact, share = truth(case, on_states)
     scale = (share * exact).sum()
     batches = [
         mx.trajectories.sample(mdp, mu, jax.random.key(seed), episodes=max(counts), horizon=case.horizon)
         for seed in range(seeds)
     ]
     errors, times = {}, {}
-    for name, estimate in estimators(case).items():
+    for name, estimate in estimators(case, on_states).items():
         errors[name], times[name] = [], []
         for count in counts:
             found = []
@@ -144,12 +159,13 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--trajectories", type=int, nargs="+", default=[1, 10, 100, 500, 1000])
+    parser.add_argument("--states", action="store_true")
     parser.add_argument("--incremental", action="store_true")
     settings = parser.parse_args()
     if settings.incremental:
         return incremental()
     for title, build in CASES.items():
-        errors, times = measure(build(), settings.trajectories, settings.seeds)
+        errors, times = measure(build(), settings.trajectories, settings.seeds, settings.states)
         print(
             f"\n**{title}** (error, mean of {settings.seeds} seeds, the two games on the first; last column: seconds for all of the data)\n"
         )
