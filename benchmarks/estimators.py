@@ -59,7 +59,7 @@ def make(problem: mx.problems.Problem, clip: float, horizon: int, grid: bool = F
 CASES = {
     "Chain, n = 10, c̄ = 1": lambda: make(mx.problems.chain(n=10), 1.0, 100),
     "Open World 10 × 10, c̄ = 2": lambda: make(mx.problems.open_world(n=10), 2.0, 1000, grid=True),
-    "Garnet, 30 states, 4 actions, c̄ = 2": lambda: make(mx.problems.garnet(30, 4, 3, seed=0), 2.0, 200),
+    "Garnet, 30 states, 4 actions, c̄ = 2": lambda: make(mx.problems.garnet(30, 4, 3, seed=0), 2.0, 2000),
 }
 
 SLOW = ("Saddle point", "Fenchel")

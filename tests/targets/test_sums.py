@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from marginax import targets
 from reference import targets as naive
 
-BACKENDS = ["auto", "associative"]  # on a CPU, auto is the plain scan
+BACKENDS = ["auto", "associative"]  # on a CPU, auto is the scan
 
 
 def sequence(seed, length, dtype=np.float32):
@@ -259,12 +259,19 @@ def test_a_batch_with_time_first_is_not_transposed(estimate):
     assert " while(" in compiled and " transpose(" not in compiled
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_half_precision_is_welcome(dtype):
+def test_half_and_mixed_precision_are_welcome(dtype, backend):
     arrays = take(sequence(2, 7), "q", "v_next", "rewards", "discounts", "traces")
-    half = targets.multi_step(*(jnp.asarray(array, dtype) for array in arrays))
+    expected = targets.multi_step(*arrays)
+    half = targets.multi_step(*(jnp.asarray(array, dtype) for array in arrays), backend=backend)
     assert half.dtype == dtype
-    np.testing.assert_allclose(half.astype(np.float32), targets.multi_step(*arrays), rtol=0.1, atol=0.1)
+    np.testing.assert_allclose(half.astype(np.float32), expected, rtol=0.1, atol=0.1)
+    for place in range(len(arrays)):
+        mixed = [jnp.asarray(array, dtype if i == place else None) for i, array in enumerate(arrays)]
+        result = targets.multi_step(*mixed, backend=backend)
+        assert result.dtype == jnp.float32
+        np.testing.assert_allclose(result, expected, rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize("name", CASES)

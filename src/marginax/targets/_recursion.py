@@ -118,6 +118,8 @@ def backward(
     coefficient is zero for good (an episode ended, or was cut): the derivative with respect to that
     coefficient is zero, too, while for a coefficient that only happens to be zero it is `y[t+1]`.
     """
+    dtype = jnp.result_type(values, increments, coefficients)
+    values, increments, coefficients = (x.astype(dtype) for x in (values, increments, coefficients))
     return _targets(values, increments, coefficients, cut, backend)
 
 
