@@ -12,9 +12,9 @@ from functools import partial
 
 import jax
 import numpy as np
-from population import arithmetic
 
 from marginax.deep import TD3Config, init, replay, update_block
+from population import arithmetic
 
 SIZES = {"observation_size": 17, "action_size": 6}
 MARGINALIZED = {"operator": "marginalized"}
