@@ -69,12 +69,17 @@ def train(
     check_writable(out)
     run.save(out)
     numbers = list(range(first_seed, first_seed + seeds))
-    with _Display(run, numbers) as display:
-        outcome = train_seeds(out, numbers, workers or default_workers(seeds), display.listen)
+    try:
+        with _Display(run, numbers) as display:
+            outcome = train_seeds(out, numbers, workers or default_workers(seeds), display.listen)
+    except KeyboardInterrupt:
+        print("The same command carries on from each seed's last checkpoint.")
+        raise
     bad = {seed: status for seed, status in outcome.items() if status["state"] != "finished"}
     if bad:
         reasons = "; ".join(f"seed {seed} {s['state']}: {s.get('reason')}" for seed, s in bad.items())
         raise RuntimeError(f"{len(bad)} of {seeds} seeds did not finish. {reasons}")
+    print(f"Next: marginax plot {out}, marginax play {out}")
 
 
 def plot(runs: tyro.conf.Positional[tuple[Path, ...]], *, out: Path = Path(".")) -> None:
