@@ -232,10 +232,8 @@ def test_agents_side_by_side_learn_as_they_do_alone():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"operator": "one-step"},
         {"operator": "retrace"},
         {"operator": "marginalized"},
-        {"operator": "marginalized", "later_steps": "one"},
         {"operator": "marginalized", "weights": "saddle-point", "start_conditioned": False},
     ],
 )
