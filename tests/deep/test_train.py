@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from tensorboardX.proto.event_pb2 import Event
 
 from marginax.deep import td3, train
 from marginax.deep.config import TD3Config
@@ -123,6 +124,21 @@ def test_metrics_say_what_the_operator_does(alone):
     assert 1 <= last["effective_length"] <= 3
     assert last["target_variance"] >= 0
     assert last["return"] == pytest.approx(np.mean(last["returns"]))
+
+
+def test_tensorboard_shows_what_the_lines_say(alone):
+    found = {}
+    for path in (alone / "tensorboard").iterdir():
+        records = path.read_bytes()
+        while records:
+            size = int.from_bytes(records[:8], "little")  # then a checksum, the event, and another checksum
+            event = Event.FromString(records[12 : 12 + size])
+            records = records[16 + size :]
+            found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+    for line in read_metrics(alone):
+        assert found["speed", line["step"]] > 0
+        for name in ("return", "critic_loss"):
+            assert found[name, line["step"]] == pytest.approx(line[name], rel=1e-5)
 
 
 def test_nan_ends_the_seed_and_says_where_it_began(tmp_path, monkeypatch):
