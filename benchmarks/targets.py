@@ -88,16 +88,17 @@ def peers() -> dict[str, tuple[Callable, Callable, Callable]]:
 
 
 def median_times(functions: list[Callable], arrays: tuple, seconds: float) -> list[float]:
-    """The median time of each function, called in turns until the time is up, at least nine times each."""
+    """The median time of each function: in turns of five calls until the time is up, at least three turns each."""
     for function in functions:
         jax.block_until_ready(function(*arrays))
     times: list[list[float]] = [[] for _ in functions]
     start = time.perf_counter()
-    while len(times[0]) < 9 or time.perf_counter() - start < seconds:
+    while len(times[0]) < 15 or time.perf_counter() - start < seconds:
         for function, record in zip(functions, times, strict=True):
-            begin = time.perf_counter()
-            jax.block_until_ready(function(*arrays))
-            record.append(time.perf_counter() - begin)
+            for _ in range(5):
+                begin = time.perf_counter()
+                jax.block_until_ready(function(*arrays))
+                record.append(time.perf_counter() - begin)
     return [statistics.median(record) for record in times]
 
 
