@@ -22,9 +22,7 @@ from marginax.offline._log import Log
 from marginax.offline._networks import Rows, Training, at, at_next, basis, descend, member, whitening
 
 
-def learn(
-    rows: Rows, weights: np.ndarray, backup: str, discount: float, key: Array, training: Training
-) -> tuple[MLP, MLP]:
+def learn(rows: Rows, backup: str, discount: float, key: Array, training: Training) -> tuple[MLP, MLP]:
     """An ensemble of value networks by descent on `one-step`, `retrace` or `marginalized` targets.
 
     Windows of the log give multi-step targets through `marginax.targets`; for `marginalized` a second network
@@ -32,7 +30,6 @@ def learn(
 
     Args:
         rows: the log on the device.
-        weights: [members, E] how often each episode counts.
         backup: which targets.
         discount: γ.
         key: of initial values and batches.
@@ -46,30 +43,24 @@ def learn(
     going = 1 - float(rows.terminal.mean())
     level = float(rows.rewards.mean()) / (1 - discount * going)
     q = eqx.tree_at(lambda net: net.biases[-1], q, q.biases[-1] + level)
-    loss = _loss(backup, discount, jnp.asarray(weights), training)
+    loss = _loss(backup, discount, training)
     return descend(loss, (q, w), third, training, rows, slow=True)
 
 
 def fitted_q(
-    log: Log,
-    rows: Rows,
-    weights: np.ndarray,
-    networks: tuple[MLP, MLP],
-    backup: str,
-    discount: float,
-    training: Training,
+    log: Log, rows: Rows, networks: tuple[MLP, MLP], backup: str, discount: float, training: Training
 ) -> np.ndarray:
     """[members] values by fitted Q evaluation, from the networks of `learn` with their last layer solved for."""
     values = []
-    for k in range(training.members):
+    for k, per_episode in enumerate(np.asarray(rows.per_episode, np.float64)):
         q, w = (member(network, k) for network in networks)
         traces = np.asarray(rows.traces, np.float64) * (backup != "one-step")
         ratios = w if backup == "marginalized" else None
-        values.append(_solve(log, rows, weights[k], q, traces, ratios, discount, training))
+        values.append(_solve(log, rows, per_episode, q, traces, ratios, discount, training))
     return np.array(values)
 
 
-def _loss(backup: str, discount: float, per_episode: Array, training: Training) -> Any:
+def _loss(backup: str, discount: float, training: Training) -> Any:
     length = 1 if backup == "one-step" else training.window
     batch = training.batch if length == 1 else max(1, training.batch // 4)
 
@@ -85,7 +76,7 @@ def _loss(backup: str, discount: float, per_episode: Array, training: Training) 
         discounts = jnp.where(rows.terminal[index] > 0, 0.0, discount)
         truncated = (index == rows.last[index]) & (rows.terminal[index] == 0)
         rewards, traces = rows.rewards[index], rows.traces[index]
-        per_row = per_episode[:, rows.episode[start]]
+        per_row = rows.per_episode[:, rows.episode[start]]
         if backup == "marginalized":
             ratio = _window_ratios(networks[1], rows, index)
             cut = truncated | ~jnp.concatenate([valid[:, 1:], valid[:, :1] | True], axis=1)

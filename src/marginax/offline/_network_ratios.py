@@ -41,22 +41,21 @@ def moments_of(pairs: Pairs, discount: float, seed: int) -> Moments:
     return Moments(*(jnp.asarray(part, jnp.float32) for part in parts))
 
 
-def _balanced(moments: Moments, per_row: Array, per_episode: Array, share: float) -> Array:
+def _balanced(rows: Rows, moments: Moments, share: float) -> Array:
     """[members, F] the weights ψ·α that balance each member's log: E_log[(ψ·α) (ψ - γψ')] = c E_start ψ."""
-    steps = per_row.shape[1]
+    here, change, start = (np.asarray(x, np.float64) for x in (moments.here, moments.change, moments.start))
     found = []
-    for of_rows, of_episodes in zip(np.asarray(per_row), np.asarray(per_episode), strict=True):
-        system = np.asarray(moments.change).T @ (of_rows[:, None] * np.asarray(moments.here)) / steps
-        begin = share * of_episodes @ np.asarray(moments.start) / len(of_episodes)
-        system = system.astype(np.float64) + 1e-5 * np.eye(len(begin))
-        found.append(np.linalg.solve(system, begin))
+    for per_episode in np.asarray(rows.per_episode, np.float64):
+        per_row = per_episode[np.asarray(rows.episode)]
+        system = change.T @ (per_row[:, None] * here) / len(here)
+        begin = share * per_episode @ start / len(per_episode)
+        found.append(np.linalg.solve(system + 1e-5 * np.eye(len(begin)), begin))
     return jnp.asarray(np.stack(found), jnp.float32)
 
 
 def ratios(
     rows: Rows,
     moments: Moments | None,
-    weights: np.ndarray,
     method: str,
     discount: float,
     key: Array,
@@ -77,7 +76,6 @@ def ratios(
     size = rows.observations.shape[1] + rows.actions.shape[1]
     first, second = jax.random.split(key)
     network = MLP(size, 1, training.hidden, key=first, copies=training.members)
-    per_episode = jnp.asarray(weights)
     episodes, steps, batch = len(rows.start_weights), len(rows.rewards), training.batch
     share = episodes / steps
     horizon = 1 / (1 - discount * (1 - float(rows.terminal.mean())))
@@ -89,15 +87,15 @@ def ratios(
     def regression(network: Any, _: Any, key: Array, rows: Rows) -> Array:
         index = jax.random.randint(key, (2 * batch,), 0, steps)
         error = positive(network, rows, index) - rows.cumulative[index]
-        return (per_episode[:, rows.episode[index]] * (error / level) ** 2).mean(axis=1).sum()
+        return (rows.per_episode[:, rows.episode[index]] * (error / level) ** 2).mean(axis=1).sum()
 
-    def saddle_point(network: Any, _: Any, key: Array, data: tuple[Rows, Moments]) -> Array:
-        rows, moments = data
+    def saddle_point(network: Any, _: Any, key: Array, data: tuple[Rows, Moments, Array]) -> Array:
+        rows, moments, linear = data
 
         def gap(key: Array) -> Array:
             index = jax.random.randint(key, (4 * batch,), 0, steps)
             difference = linear @ moments.here[index].T - positive(network, rows, index)
-            weighted = per_episode[:, rows.episode[index]] * difference
+            weighted = rows.per_episode[:, rows.episode[index]] * difference
             return weighted @ moments.here[index] / (len(index) * level)
 
         one, other = jax.random.split(key)
@@ -107,27 +105,34 @@ def ratios(
         fitted = descend(regression, network, second, training, rows)
     else:
         assert moments is not None
-        linear = _balanced(moments, per_episode[:, rows.episode], per_episode, share)
-        fitted = descend(saddle_point, network, second, training, (rows, moments))
+        linear = _balanced(rows, moments, share)
+        fitted = descend(saddle_point, network, second, training, (rows, moments, linear))
     return everywhere(lambda i: positive(fitted, rows, i)[..., None], steps)[..., 0]
 
 
-def fenchel(rows: Rows, moments: Moments, weights: np.ndarray, values: MLP, discount: float) -> np.ndarray:
-    """[members, N] marginalized ratios by Fenchel duality (DualDICE), scaled as those of `ratios`.
+def balanced(
+    rows: Rows, moments: Moments, values: MLP, discount: float, base: np.ndarray | None = None
+) -> np.ndarray:
+    """[members, N] the ratios nearest to `base` that balance the log against networks fitted to values of π.
 
-    min_ν max_w E_log[(ν - γν') w - ½ w²] - c E_start[ν], with w linear in ψ and ν linear in the last hidden layer φ of
-    networks `values` that were fitted to values of π: the ratios must balance those, and descent on this loss hardly
-    finds them when γ is near 1. With M = E_log[ψ (φ - γφ')ᵀ] the solution is w = ψ·Mβ, MᵀM β = c E_start[φ].
+    With φ the last hidden layer of the networks `values`, min ‖w - base‖ over w - base linear in ψ, subject to
+    E_log[w (φ - γφ')] = c E_start[φ]: with M = E_log[ψ (φ - γφ')ᵀ],
+
+        w = base + ψ·Mβ,   MᵀM β = c E_start[φ] - E_log[base (φ - γφ')].
+
+    From zero this is the Fenchel form (DualDICE), min_ν max_w E_log[(ν - γν') w - ½ w²] - c E_start[ν], with ν linear in
+    φ. Descent on that loss hardly finds the value when γ is near 1.
     """
     steps, psi = len(rows.rewards), np.asarray(moments.here, np.float64)
     found = []
-    for k, per_episode in enumerate(weights.astype(np.float64)):
+    for k, per_episode in enumerate(np.asarray(rows.per_episode, np.float64)):
         phi, following, start = basis(member(values, k), rows)
         per_row = per_episode[np.asarray(rows.episode)]
         white = whitening(phi, per_row)
-        change = (phi - discount * following) @ white
-        explained = psi.T @ (per_row[:, None] * change) / steps
-        begin = per_episode @ (start @ white) / steps
-        normal = explained.T @ explained + _RIDGE * np.eye(len(begin))
-        found.append(psi @ (explained @ np.linalg.solve(normal, begin)))
+        change = per_row[:, None] * ((phi - discount * following) @ white) / steps
+        first = np.zeros(steps) if base is None else base[k]
+        explained = psi.T @ change
+        missing = per_episode @ (start @ white) / steps - first @ change
+        normal = explained.T @ explained + _RIDGE * np.eye(len(missing))
+        found.append(first + psi @ (explained @ np.linalg.solve(normal, missing)))
     return np.stack(found)

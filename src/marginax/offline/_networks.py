@@ -64,9 +64,12 @@ class Rows(eqx.Module):
     start_observations: Float[Array, "E D"]
     start_actions: Float[Array, ...]
     start_weights: Float[Array, "E M"]
+    per_episode: Float[Array, "K E"]  # how often each episode counts in each member
 
 
-def rows_of(pairs: Pairs, ratios: np.ndarray | None, discount: float, scale: float) -> Rows:
+def rows_of(
+    pairs: Pairs, ratios: np.ndarray | None, weights: np.ndarray, discount: float, scale: float
+) -> Rows:
     """Puts a log on the device: rewards over `scale`, traces min(1, π/μ), and γ^t ρ_t for regression."""
     log = pairs.log
     ones = np.ones(len(log))
@@ -90,6 +93,7 @@ def rows_of(pairs: Pairs, ratios: np.ndarray | None, discount: float, scale: flo
         start_observations=floats(pairs.starts.observations),
         start_actions=floats(pairs.starts.actions),
         start_weights=floats(pairs.starts.weights),
+        per_episode=floats(weights),
     )
 
 

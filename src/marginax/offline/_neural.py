@@ -25,7 +25,7 @@ from marginax.offline._importance import Weighted
 from marginax.offline._intervals import Interval
 from marginax.offline._log import Log
 from marginax.offline._network_q import fitted_q, learn
-from marginax.offline._network_ratios import fenchel, moments_of, ratios
+from marginax.offline._network_ratios import balanced, moments_of, ratios
 from marginax.offline._observations import Pairs, prepare, target_probability
 from marginax.offline._policies import FunctionPolicy, Policy, RowPolicy
 from marginax.offline._sources import Source
@@ -34,6 +34,7 @@ PREFERRED = ("certainty-equivalence", "fqe-one-step", "fqe-retrace", "fenchel", 
 NETWORKS = ("saddle-point", "fenchel", "regression", "fqe-one-step", "fqe-retrace", "fqe-marginalized")
 _WITHOUT_RATIOS = ("saddle-point", "fenchel", "fqe-one-step")
 _NOTHING = Interval(0.0, 0.0)
+DRAWS = 4  # of random features
 
 
 def evaluate_observations(source: Source, policy: Policy, request: Request) -> Evaluation:
@@ -65,8 +66,9 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
     linear = None
     if pairs is not None:
         for _ in request.progress("certainty equivalence", ["features"]):
-            linear = _features.fit(pairs, discount, seed)
-            estimates["certainty-equivalence"] = _linear_estimate(log, linear)
+            draws = [_features.fit(pairs, discount, seed + k) for k in range(DRAWS)]
+            estimates["certainty-equivalence"] = _linear_estimate(log, draws)
+            linear = draws[0]
     estimates = {name: estimates[name] for name in request.estimators if name in estimates}
     answers = answers_of(estimates, weighted, request, how if chances is not None else "none", _NOTHING)
     if pairs is not None:
@@ -139,13 +141,17 @@ def _cross_fitted(pairs: Pairs, discount: float, seed: int) -> tuple[np.ndarray,
     return delta, starts
 
 
-def _linear_estimate(log: Log, linear: _features.LinearFit) -> Estimate:
-    value = float(linear.starts.mean())
+def _linear_estimate(log: Log, draws: list[_features.LinearFit]) -> Estimate:
+    """The mean over draws of random features; twice their spread is what the choice of features leaves open."""
+    values = np.array([fit.starts.mean() for fit in draws])
     influence = Influence(log.num_episodes)
-    influence.add(linear.starts - value + log.sums(linear.weights * linear.delta))
-    square = float((linear.weights**2).sum())
-    ess = float(linear.weights.sum()) ** 2 / square if square > 0 else 0.0
-    return Estimate(value, influence.groups(), ess, "transitions")
+    psi = [fit.starts - fit.starts.mean() + log.sums(fit.weights * fit.delta) for fit in draws]
+    influence.add(np.mean(psi, axis=0))
+    weights = np.mean([fit.weights for fit in draws], axis=0)
+    square, total = float((weights**2).sum()), float(weights.sum())
+    ess = total**2 / square if square > 0 else 0.0
+    spread = 2 * float(values.std(ddof=1))
+    return Estimate(float(values.mean()), influence.groups(), ess, "transitions", spread)
 
 
 def _network_answers(
@@ -160,8 +166,8 @@ def _network_answers(
     if not wanted:
         return {}
     scale = max(float(np.abs(log.rewards).max()), 1e-8)
-    rows = _networks.rows_of(pairs, chances, discount, scale)
     weights = _networks.resample(log.num_episodes, training.members, request.seed)
+    rows = _networks.rows_of(pairs, chances, weights, discount, scale)
     episode = np.repeat(np.arange(log.num_episodes), log.lengths)
     moments = moments_of(pairs, discount, request.seed) if {"saddle-point", "fenchel"} & set(wanted) else None
     learned: dict[str, Any] = {}  # value networks by backup
@@ -172,19 +178,20 @@ def _network_answers(
 
     def networks(backup: str) -> Any:
         if backup not in learned:
-            learned[backup] = learn(rows, weights, backup, discount, key(f"fqe-{backup}"), training)
+            learned[backup] = learn(rows, backup, discount, key(f"fqe-{backup}"), training)
         return learned[backup]
 
     for name in request.progress("networks", wanted):
         if name.startswith("fqe-"):
             backup = name.removeprefix("fqe-")
-            values = fitted_q(log, rows, weights, networks(backup), backup, discount, training)
+            values = fitted_q(log, rows, networks(backup), backup, discount, training)
         else:
-            if name == "fenchel":
+            w = None
+            if name != "fenchel":
+                w = ratios(rows, moments, name, discount, key(name), training)
+            if name != "regression":
                 assert moments is not None
-                w = fenchel(rows, moments, weights, networks("one-step")[0], discount)
-            else:
-                w = ratios(rows, moments, weights, name, discount, key(name), training)
+                w = balanced(rows, moments, networks("one-step")[0], discount, w)
             values = (weights[:, episode] * w * log.rewards).sum(axis=1) / weights.sum(axis=1)
         kind, truncation = ESTIMATORS[name]
         error = float(values.std(ddof=1))

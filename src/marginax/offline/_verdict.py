@@ -10,6 +10,7 @@ from marginax.offline._importance import FEW
 from marginax.offline._intervals import Interval
 
 LOST = 0.2  # discounted probability of leaving the support above which nothing is said
+_MODELS = ("marginalized", "fitted Q")  # kinds that rest on the states alone, once truncation is bootstrapped
 FAINT = 0.01  # the same, below which it is not worth a word
 
 
@@ -53,7 +54,7 @@ def judge(
         ),
         None,
     )
-    hidden = max(float(diagnostics["tail_target"]), float(diagnostics["tail_behaviour"]))
+    hidden = float(diagnostics["tail_target" if diagnostics["ess"] >= FEW else "tail_behaviour"])
     stops = hidden > FAINT
     checkable = robust if robust is not None and (robust.truncation == "bootstraps" or not stops) else None
     chosen = model if model is not None else (checkable if weights_fine else None)
@@ -98,6 +99,17 @@ def judge(
         )
     else:
         text.append(f"Take {chosen.name}: {diagnostics['ess']:.0f} effective episodes stand behind it.")
+    apart = [
+        a.name
+        for a in answers.values()
+        if a.kind in _MODELS and a.truncation == "bootstraps" and chosen is model and _apart(a, chosen)
+    ]
+    if apart:
+        status = "caution"
+        text.append(
+            f"{', '.join(apart)} should meet {chosen.name} and {'do' if len(apart) > 1 else 'does'} not: what was fitted "
+            "to the log is off by more than the intervals say."
+        )
     if lost > FAINT:
         status = "caution"
         text.append(

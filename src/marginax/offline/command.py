@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from rich import box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -98,7 +99,10 @@ def show(result: Evaluation, console: Console) -> None:
     """Prints the answers, the diagnostics that matter and the verdict."""
     d = result.diagnostics
     table = Table(
-        title=f"Value of {result.settings['policy']} on {result.settings['data']}", title_justify="left"
+        title=f"Value of {result.settings['policy']} on {result.settings['data']}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     for name, justify in (
         ("estimator", "left"),
