@@ -150,15 +150,20 @@ def measure(name: str, episodes: int, repetitions: int, estimators: list[str] | 
     truth, pi = problem.truth, problem.policy
     rows: dict[str, list[tuple[float, bool, float]]] = {}
     training = mx.offline.Training(steps=800, hidden=(32, 32)) if observed else None
+    if observed:  # what stops at a truncated step estimates something else
+        estimators = estimators or [n for n, (_, end) in mx.offline.ESTIMATORS.items() if end == "bootstraps"]
     for k in range(repetitions):
-        result = mx.offline.evaluate(
-            problem.draw(k, episodes),
-            pi,
-            discount=problem.discount,
-            estimators=estimators,
-            seed=k,
-            training=training,
-        )
+        try:
+            result = mx.offline.evaluate(
+                problem.draw(k, episodes),
+                pi,
+                discount=problem.discount,
+                estimators=estimators,
+                seed=k,
+                training=training,
+            )
+        except KeyboardInterrupt:  # the table of what is done so far
+            break
         if observed:
             print(f"{name}: {k + 1} of {repetitions}", file=sys.stderr)
         for answer in result.answers.values():
@@ -209,7 +214,8 @@ def main() -> None:
                 with arguments.json.open("a") as file:
                     file.write(json.dumps(found) + "\n")
             seconds = time.perf_counter() - begin
-            print(f"\n{name}: {episodes} episodes, {repetitions} repetitions, ", end="")
+            done = max(row["answers"] for row in found["estimators"].values())
+            print(f"\n{name}: {episodes} episodes, {done} repetitions, ", end="")
             print(f"exact value {found['truth']:.4f} ({seconds:.0f} s)\n")
             print(
                 "| estimator | coverage | binomial | RMSE | bias | median width |\n|---|---|---|---|---|---|"

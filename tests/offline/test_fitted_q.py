@@ -87,12 +87,13 @@ def test_packed_targets_equal_those_of_single_episodes(window):
                 np.testing.assert_allclose(found[n] - q[pairs[n]], expected, atol=1e-5)
 
 
-def test_influences_of_fitted_values():
+@pytest.mark.parametrize("weights", [False, True], ids=["retrace", "marginalized"])
+def test_influences_of_fitted_values(weights):
     _, pi, mu, log = garnet_log(4, episodes=384)
     traces = mx.traces.retrace(pi, mu)
 
     def estimate(part):
-        backup = backup_of(part, pi, traces)
+        backup = backup_of(part, pi, traces, weights=weights)
         return _fitted_q.estimate(backup.solve(), backup)
 
     full = estimate(log)

@@ -44,6 +44,12 @@ class Packed:
         """[N] values [B, T] in the order of the log."""
         return np.asarray(values).reshape(-1)[self.place]
 
+    def laid(self, values: np.ndarray) -> Array:
+        """[B, T] values [N] of the log in their places, zero elsewhere."""
+        table = np.zeros(self.steps.valid.size)
+        table[self.place] = values
+        return jnp.asarray(table.reshape(self.steps.valid.shape))
+
 
 def pack(log: Log, here: np.ndarray, following: np.ndarray, window: int | None = None) -> Packed:
     """Lays the episodes of a log (or windows of them) end to end in sequences as long as the longest.
@@ -117,14 +123,24 @@ def sampled_targets(
         discounts = jnp.where(row.terminal, 0.0, discount)
         common = (q[row.here], v[row.following], row.rewards, discounts)
         if weights is None:
-            return targets.multi_step(*common, traces[row.here], row.truncated, valid=row.valid)
+            return targets.multi_step(
+                *common, traces[row.here], row.truncated, valid=row.valid, stop_gradient=False
+            )
         if matrix is None:
             matrix = weights[row.here[:, None], row.here[None, :]]
-        return targets.marginalized(*common, matrix, row.truncated, valid=row.valid)
+        return targets.marginalized(*common, matrix, row.truncated, valid=row.valid, stop_gradient=False)
 
     given = weights if weights is not None and weights.ndim == 3 else None
     found = jax.vmap(one)(steps, given)
     return jnp.where(steps.valid, found, 0.0)
+
+
+@eqx.filter_jit
+def pulled_back(
+    cotangents: Float[Array, "B T"], q: Float[Array, "N"], v: Float[Array, "M"], *rest: Any
+) -> tuple[Float[Array, "N"], Float[Array, "M"]]:
+    """How much each entry of `q` and `v` moves the sum of all targets times `cotangents`."""
+    return jax.vjp(lambda q, v: sampled_targets(q, v, *rest), q, v)[1](cotangents)
 
 
 def fixed_point(

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from marginax.mdp import TabularMDP
-from marginax.offline._backups import Packed, fixed_point, pack, pieces, sampled_targets
+from marginax.offline._backups import Packed, fixed_point, pack, pieces, pulled_back, sampled_targets
 from marginax.offline._counts import Counts
 from marginax.offline._estimates import Estimate, Influence
 from marginax.offline._log import Log
@@ -24,7 +25,7 @@ from marginax.offline._sources import Source
 from marginax.weights import exact
 
 HELD = 10_000_000  # steps up to which the log is kept in memory between backups; above, it is read again
-PAIR_LIMIT = 4000  # pairs up to which marginalized weights for all starts are formed
+PAIR_LIMIT = 1000  # pairs up to which marginalized weights for all starts are formed
 WINDOW = 48  # steps of credit in a marginalized target
 
 
@@ -92,15 +93,19 @@ class Backup:
         """[S] of π, with what it does outside its table filled in."""
         return (self.pi * q).sum(axis=1) + (1 - self.pi.sum(axis=1)) * self.model.fill
 
+    def _arguments(self, q: np.ndarray) -> tuple[Any, ...]:
+        """Of `sampled_targets`: Q, V, and what comes after the steps; to be called in double precision."""
+        size = self.pi.size
+        table = None if self.weights is None else jnp.asarray(self.weights.reshape(size, size))
+        values = jnp.asarray(q.ravel()), jnp.asarray(self.values(q))
+        return *values, jnp.asarray(self.discount), jnp.asarray(self.traces.ravel(), float), table
+
     def targets(self, q: np.ndarray) -> Iterator[tuple[Log, np.ndarray]]:
         """Each piece of the log with the target [N] of each of its rows."""
-        size = self.pi.size
         with jax.enable_x64(True):
-            table = None if self.weights is None else jnp.asarray(self.weights.reshape(size, size))
-            v, traces = jnp.asarray(self.values(q)), jnp.asarray(self.traces.ravel(), float)
-            flat, gamma = jnp.asarray(q.ravel()), jnp.asarray(self.discount)
+            flat, v, *rest = self._arguments(q)
             for log, packed in self.parts():
-                yield log, packed.at_rows(sampled_targets(flat, v, packed.steps, gamma, traces, table))
+                yield log, packed.at_rows(sampled_targets(flat, v, packed.steps, *rest))
 
     def __call__(self, q: np.ndarray) -> np.ndarray:
         """Q after one backup; pairs that the log never took keep their value."""
@@ -108,6 +113,18 @@ class Backup:
         for log, found in self.targets(q):
             total += np.bincount(self.pairs(log), found, minlength=q.size)
         return np.where(self.visits > 0, total.reshape(q.shape) / np.maximum(self.visits, 1), q)
+
+    def transposed(self, y: np.ndarray) -> np.ndarray:
+        """[S, A] the linear part of the backup, transposed, times `y`, on the pairs of the log."""
+        per_visit = (y / np.maximum(self.visits, 1)).ravel()
+        total = np.zeros(y.shape)
+        with jax.enable_x64(True):
+            flat, v, *rest = self._arguments(np.zeros(y.shape))
+            for log, packed in self.parts():
+                cotangents = packed.laid(per_visit[self.pairs(log)])
+                of_q, of_v = pulled_back(cotangents, flat, v, packed.steps, *rest)
+                total += np.asarray(of_q).reshape(y.shape) + self.pi * np.asarray(of_v)[:, None]
+        return np.where(self.visits > 0, total, 0.0)
 
     def solve(self) -> Fit:
         """The fixed point."""
@@ -127,23 +144,32 @@ class Backup:
 def estimate(fitted: Fit, backup: Backup) -> Estimate:
     """The value Σ starts · V with its influence, in one more pass.
 
-    At the fixed point the errors of all targets from each pair average to zero. Perturbing the log perturbs
-    them, and through (I - γP^π)⁻¹ the credit D of the operator cancels: with d the occupancy of π,
+    At the fixed point the errors of all targets from each pair average to zero. With b = starts ⊗ π and B the linear
+    part of the backup, what an episode changes is, to first order,
 
-        ψ_i = V(x_0) - value + Σ_t λ(x_t,a_t) (target_t - Q(x_t,a_t)),   λ = d (I - γ P^{cμ}) / visits.
+        ψ_i = V(x_0) - value + Σ_t λ(x_t,a_t) (target_t - Q(x_t,a_t)),   (I - Bᵀ) λ·visits = b,
+
+    where the log's own B holds whatever operator, window and weights the targets have.
     """
-    counts, model, n = backup.counts, backup.model, backup.visits
-    safe = np.maximum(n, 1.0)
-    flow = counts.transitions().T @ (model.occupancy / safe).ravel()  # [S]: what of d arrives in each state
-    arrived = backup.discount * flow[:, None] * counts.behaviour() * backup.traces
-    lam = np.where(n > 0, (model.occupancy - arrived) / safe * counts.episodes, 0.0)
-    starts = counts.starts.sum(axis=0)
-    value = float(starts @ fitted.v / starts.sum())
+    counts, n = backup.counts, backup.visits
+    support = n > 0
+    starts = counts.starts.sum(axis=0) / counts.episodes
+    begin = starts[:, None] * backup.pi
+
+    def flow(x: np.ndarray) -> np.ndarray:
+        y = np.zeros(n.shape)
+        y[support] = x
+        return (begin + backup.transposed(y))[support]
+
+    solution, _ = fixed_point(flow, backup.model.occupancy[support], tolerance=1e-6)
+    lam = np.zeros(n.shape)
+    lam[support] = solution / n[support] * counts.episodes
+    value = float(starts @ fitted.v)
     influence = Influence(counts.episodes)
     for log, found in backup.targets(fitted.q):
         error = found - fitted.q[log.states, log.actions]
-        begin = fitted.v[log.states[log.offsets[:-1]]]
-        influence.add(begin - value + log.sums(lam[log.states, log.actions] * error))
+        first = fitted.v[log.states[log.offsets[:-1]]]
+        influence.add(first - value + log.sums(lam[log.states, log.actions] * error))
     return Estimate(value, influence.groups(), open=fitted.residual / (1 - backup.discount))
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from marginax import report
-from marginax.offline._answers import Evaluation, plain
+from marginax.offline._answers import Answer, Evaluation, plain
+from marginax.offline._importance import HEAVY
 
 _COLOURS = {
     "importance sampling": ("#D55E00", "o"),
@@ -118,7 +119,9 @@ def _sections(
             text=tuple(text),
             figures=(
                 report.Figure(
-                    "estimates", "Estimates with 95% intervals; the dashed line is the log's own return."
+                    "estimates",
+                    "Estimates with 95% intervals; the dashed line is the log's own return. An arrow stands for an estimate "
+                    "that lies outside the picture.",
                 ),
             ),
             tables=(report.Table("All estimators", _COLUMNS, shown),),
@@ -130,23 +133,38 @@ def _sections(
         )
     )
     report.save_figure(draw_weights(evaluation), folder, "weights")
-    largest = tuple(tuple(entry.values()) for entry in d["largest_weights"] if entry["weight"] > 0)
+    known = [entry for entry in d["largest_weights"] if entry["weight"] > 0]
+    tabular = any(entry["state"] is not None for entry in known)
+    largest = tuple(tuple(entry.values())[: 5 if tabular else 3] for entry in known)
     ratios = tuple(tuple(entry.values()) for entry in d.get("largest_ratios", ()))
     tables = [
         report.Table(
-            "Largest weights of episodes", ("weight", "episode", "at step", "state", "action"), largest
+            "Largest weights of episodes, and the step where each was largest",
+            ("weight", "episode", "at step", "state", "action")[: 5 if tabular else 3],
+            largest,
         )
     ]
     if ratios:
         columns = tuple(d["largest_ratios"][0])
-        tables.append(report.Table("Largest marginalized ratios", columns, ratios))
+        tables.append(
+            report.Table(
+                "Largest marginalized ratios: visits of the policy to visits of the log", columns, ratios
+            )
+        )
     made.append(
         report.Section(
             "weights",
             "Weights",
             text=(
                 f"{d['ess']:.1f} effective episodes of {d['episodes']} stand behind importance sampling. Weights of whole "
-                f"episodes average {d['mean_weight']:.3g} ± {d['mean_weight_error']:.2g}; they should average 1.",
+                f"episodes average {d['mean_weight']:.3g} ± {d['mean_weight_error']:.2g}; they should average 1. The index of their "
+                f"tail is {d['tail_index']:.2f}"
+                + (
+                    ", so heavy that what was drawn says little of what was not: the intervals of importance sampling "
+                    "leave room for that."
+                    if d["tail_index"] > HEAVY
+                    else "; from 0.5 up they would have no variance."
+                ),
             ),
             figures=(
                 report.Figure(
@@ -191,31 +209,35 @@ _OVERLAP = (
 
 
 def draw_estimates(evaluation: Evaluation) -> Figure:
-    """Estimates with intervals, a row for each estimator."""
+    """Estimates with intervals, a row for each estimator; an arrow where the estimate lies outside the picture."""
     answers = [*evaluation.answers.values(), evaluation.behaviour]
+    low, high = _limits(answers)
     with report.plot_style():
         figure = Figure(figsize=(6.4, 0.6 + 0.26 * len(answers)))
         axes = figure.subplots()
         for i, a in enumerate(answers):
             colour, marker = _COLOURS[a.kind]
             y = len(answers) - i
-            low, high = a.interval.low, a.interval.high
-            axes.plot([low, high], [y, y], color=colour, lw=1.6, solid_capstyle="butt")
-            axes.plot([a.value], [y], marker, color=colour, ms=5)
+            ends = np.clip([a.interval.low, a.interval.high], low, high)
+            axes.plot(ends, [y, y], color=colour, lw=1.6, solid_capstyle="butt")
+            if not low <= a.value <= high:
+                marker = "<" if a.value < low else ">"
+            axes.plot(np.clip([a.value], low, high), [y], marker, color=colour, ms=5, clip_on=False)
         axes.axvline(evaluation.behaviour.value, color="#777777", lw=0.8, ls="--")
         names = [a.name for a in answers[:-1]] + ["(the log's own return)"]
         axes.set_yticks(range(len(answers), 0, -1), names)
         axes.set_xlabel("value")
-        values = [x for a in answers for x in (a.value,) if np.isfinite(x)]
-        narrow = [a for a in answers if np.isfinite(a.interval.width)]
-        if values and narrow:
-            widths = sorted(a.interval.width for a in narrow)
-            reach = 3 * widths[len(widths) // 2]
-            low = max(min(a.interval.low for a in narrow), min(values) - reach)
-            high = min(max(a.interval.high for a in narrow), max(values) + reach)
-            if high > low:
-                axes.set_xlim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+        axes.set_xlim(low, high)
     return figure
+
+
+def _limits(answers: list[Answer]) -> tuple[float, float]:
+    """What the picture shows: the intervals of the narrower half of the estimators, and some room."""
+    narrow = sorted(answers, key=lambda a: a.interval.width)[: (len(answers) + 1) // 2]
+    ends = [x for a in (*narrow, answers[-1]) for x in (a.interval.low, a.value, a.interval.high)]
+    finite = [x for x in ends if np.isfinite(x)] or [0.0]
+    room = 0.3 * (max(finite) - min(finite)) or 1.0
+    return min(finite) - room, max(finite) + room
 
 
 def draw_weights(evaluation: Evaluation) -> Figure:
