@@ -166,6 +166,7 @@ def measure(name: str, episodes: int, repetitions: int, estimators: list[str] | 
             break
         if observed:
             print(f"{name}: {k + 1} of {repetitions}", file=sys.stderr)
+            jax.clear_caches()  # each evaluation leaves programs in memory; on disk they are kept
         for answer in result.answers.values():
             row = (answer.value - truth, truth in answer.interval, answer.interval.width)
             rows.setdefault(answer.name, []).append(row)

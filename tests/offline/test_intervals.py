@@ -6,6 +6,7 @@ import pytest
 
 import marginax as mx
 from marginax.offline import Log, bootstrap, concentration, evaluate
+from marginax.offline._importance import Weighted
 from marginax.offline._intervals import clipped_lower_bound
 
 REPETITIONS = 200
@@ -77,3 +78,36 @@ def test_the_clipped_bound_is_a_lower_bound_for_heavy_tails():
 def test_the_concentration_bound_stays_within_what_is_possible():
     bound = concentration(np.zeros(100), np.zeros(100), (-1.0, 3.0))
     assert (bound.low, bound.high) == (-1.0, 3.0)
+
+
+def test_heavy_tails_of_weights_are_noticed():
+    """A Pareto tail of index 0.5 or more has no variance; an exponential one has."""
+    rng = np.random.default_rng(0)
+
+    def index(weights):
+        weighted = Weighted(len(weights), 1, 0.9, (0.0, 1.0))
+        weighted.weights[:] = weights
+        return weighted.tail_index()
+
+    assert 0.5 < np.mean([index(rng.pareto(1.25, size=1000) + 1) for _ in range(50)]) < 0.8  # truly 0.8
+    assert abs(np.mean([index(rng.exponential(size=1000)) for _ in range(50)])) < 0.1
+    assert index(np.ones(100)) == 0.0
+
+
+def test_a_heavy_tail_that_was_missed_is_left_open():
+    """Two in a thousand episodes carry most of the value; logs without them must not be sure of it."""
+    rng = np.random.default_rng(0)
+    weights = rng.pareto(1.1, size=300) * 0.05
+    log = Log.from_episodes(
+        [
+            {"states": [0], "actions": [0], "rewards": [r], "terminal": True, "behaviour": [0.5]}
+            for r in rng.random(300)
+        ]
+    )
+    weighted = Weighted(300, 1, 0.9, (0.0, 1.0))
+    weighted.update(log, weights)
+    assert weighted.heavy
+    missing = 1 - weighted.weights.mean()
+    assert missing > 0.2
+    for name, estimate in weighted.estimates().items():
+        assert estimate.open >= 0.9 * missing, name

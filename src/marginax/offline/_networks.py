@@ -64,7 +64,7 @@ class Rows(eqx.Module):
     start_observations: Float[Array, "E D"]
     start_actions: Float[Array, ...]
     start_weights: Float[Array, "E M"]
-    per_episode: Float[Array, "K E"]  # how often each episode counts in each member
+    per_episode: Float[Array, "members E"]  # how often each episode counts in each member
 
 
 def rows_of(

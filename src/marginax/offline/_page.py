@@ -108,9 +108,10 @@ def _sections(
         "that *bootstrap* fill in what follows. Intervals are over whole episodes (studentised bootstrap)."
     ]
     if bound is not None:
+        least, largest = evaluation.settings["reward_range"]
         text.append(
             f"A bound that holds for any number of episodes (clipped empirical Bernstein, on per-decision importance "
-            f"sampling; rewards within {evaluation.settings['reward_range']}): {bound.low:.4g} to {bound.high:.4g}."
+            f"sampling; rewards from {least:.4g} to {largest:.4g}): {bound.low:.4g} to {bound.high:.4g}."
         )
     made.append(
         report.Section(
