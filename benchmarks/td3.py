@@ -21,7 +21,7 @@ from pathlib import Path
 
 import tyro
 
-from marginax.deep.worker import environment
+from marginax.deep.worker import environment, spread_threads
 
 OURS = {
     "marginax one-step": ["one-step"],
@@ -41,6 +41,7 @@ def measure(operator: str, later_steps: str, seconds: float) -> None:
     agent = TD3Config(operator=operator, later_steps=later_steps, random_steps=1000)
     run = Run(simulator="HalfCheetah-v5", agent=agent)
     trainer = Trainer(run, seed=os.getpid() % 1000, folder=Path(tempfile.mkdtemp()))
+    spread_threads()
     while trainer.step < 1500:
         trainer._advance()
     print("ready", flush=True)
