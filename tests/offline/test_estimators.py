@@ -93,8 +93,8 @@ def test_chunks_and_groups_change_nothing():
 
     class Pieces(Source):
         def chunks(self):
-            for i in range(0, 90, 7):
-                yield log.select(np.arange(i, min(i + 7, 90)))
+            for i in range(0, 90, 30):
+                yield log.select(np.arange(i, min(i + 30, 90)))
 
     whole, pieces = (evaluate(data, pi, discount=GAMMA) for data in (log, Pieces()))
     for name, one in whole.answers.items():

@@ -118,7 +118,7 @@ def test_a_fitted_behaviour_policy_is_near_the_true_one_and_calibrated(mu):
 def test_networks_find_the_value():
     """Each estimator within its interval or 3%, where the log itself is off by more than 10%."""
     log = log_of(softmax(0.3), episodes=200, steps=20)
-    names = ["saddle-point", "fenchel", "fqe-one-step", "fqe-retrace", "fqe-marginalized"]
+    names = ["saddle-point", "fenchel", "fqe-one-step", "fqe-marginalized"]
     training = Training(steps=400, batch=32, hidden=(24, 24), members=2)
     answers = evaluate(log, softmax(0.8), discount=GAMMA, estimators=names, training=training).answers
     truth = value_of(softmax(0.8))
