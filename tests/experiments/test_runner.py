@@ -119,7 +119,7 @@ def test_all_finished_sections_are_found_in_order(tmp_path):
 
 
 SLOW = """
-import dataclasses, pathlib, sys, time
+import dataclasses, pathlib, signal, sys, time
 import numpy as np
 from marginax import report
 from marginax.experiments import runner
@@ -137,6 +137,7 @@ class Slow(runner.Experiment):
     def section(self, folder, data):
         return report.Section("slow", "Slow")
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
 try:
     runner.run([Slow()], pathlib.Path(sys.argv[1]), workers=1)
 except KeyboardInterrupt:
