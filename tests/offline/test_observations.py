@@ -176,6 +176,20 @@ def test_a_deterministic_policy_has_no_importance_sampling():
     assert result.verdict.status != "trust"
 
 
+def test_a_continuous_policy_outside_the_support_is_not_scored():
+    log = log_of(gaussian(0.1), episodes=60, steps=15)
+
+    def far(x):
+        mean, std = gaussian(0.1)(x)
+        return mean + 2.0, std  # five standard deviations away
+
+    names = ("per-decision-is", "certainty-equivalence")
+    result = evaluate(log, far, discount=GAMMA, estimators=names, training=QUICK)
+    assert result.diagnostics["unsupported"] > 0.9
+    assert result.verdict.status == "cannot tell"
+    assert result.verdict.estimator is None
+
+
 def test_density_of_a_gaussian_target():
     log = log_of(gaussian(0.1), episodes=5, steps=4)
     np.testing.assert_allclose(
