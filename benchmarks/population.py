@@ -1,10 +1,12 @@
 """Population training: update time for growing numbers of agents, where the time goes, how far the limit is.
 
-    python benchmarks/population.py --seeds 1 5 15 60
+    python benchmarks/population.py
+    python benchmarks/population.py --operators retrace marginalized-fenchel --seeds 2 10
     python benchmarks/population.py --train mujoco/cheetah-run --steps 20000
 
-The first table times blocks of updates alone, on random transitions. The second trains for a while and shows the
-shares of simulating, learning and waiting.
+The first table times blocks of updates alone, on random transitions: by default of 1, 5, 15 and 60 agents, with other
+operators or numbers of seeds of those. The second trains for a while and shows the shares of simulating,
+learning and waiting.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import time
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,6 +27,10 @@ from marginax.deep.replay import Replay, sample
 from marginax.experiments.control import _cores
 from marginax.experiments.control_settings import agent_settings
 
+THREE = ["one-step", "retrace", "marginalized-regression"]
+POPULATIONS = [(THREE[:1], 1), (THREE[:1], 5), (THREE, 5), (THREE, 20)]
+"""Operators, and seeds of each: 1, 5, 15 and 60 agents."""
+
 
 def products(jaxpr: Any) -> float:
     """Operations of the matrix products in a program, 2 n m k each; what lies in loops counts once."""
@@ -33,7 +40,7 @@ def products(jaxpr: Any) -> float:
             (summed, _), _ = equation.params["dimension_numbers"]
             left, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
             total += 2.0 * math.prod(out) * math.prod(left[axis] for axis in summed)
-        total += sum(products(inner) for inner in jax.core.jaxprs_in_params(equation.params))
+        total += sum(products(inner) for inner in jax.extend.core.jaxprs_in_params(equation.params))
     return total
 
 
@@ -57,13 +64,13 @@ def matrix_rate() -> float:
     """Operations per second of a large float32 matrix product, at the precision JAX takes by default."""
     n = 8192 if jax.default_backend() != "cpu" else 1024
     a = jax.random.normal(jax.random.key(0), (n, n))
-    product = jax.jit(lambda x: x @ x)
+    product = jax.jit(lambda x: x @ x / n)
     jax.block_until_ready(product(a))
     begun = time.perf_counter()
-    for _ in range(5):
-        a = product(a) / n
+    for _ in range(20):
+        a = product(a)
     jax.block_until_ready(a)
-    return 5 * 2 * n**3 / (time.perf_counter() - begun)
+    return 20 * 2 * n**3 / (time.perf_counter() - begun)
 
 
 def time_updates(operators: list[str], seeds: int, blocks: int, fuse: bool) -> tuple[float, float, float]:
@@ -93,49 +100,58 @@ def time_updates(operators: list[str], seeds: int, blocks: int, fuse: bool) -> t
     return compiling, each, seeds * sum(arithmetic(config, 17, 6) for config in configs)
 
 
+def table(given: argparse.Namespace) -> None:
+    """Times of growing populations, beside what a large matrix product reaches."""
+    rate = matrix_rate()
+    device = jax.devices()[0].device_kind
+    print(f"{device}; large float32 matrix product {rate / 1e12:.1f} TFLOP/s; {_cores()} cores\n", flush=True)
+    print("| operators | agents | compile s | update of all, ms | agent-updates/s | share of that rate |")
+    print("|---|---|---|---|---|---|", flush=True)
+    asked = [(given.operators, seeds) for seeds in given.seeds or [5]]
+    for operators, seeds in POPULATIONS if given.operators == THREE and given.seeds is None else asked:
+        compiling, each, flops = time_updates(operators, seeds, given.blocks, not given.separate)
+        agents = seeds * len(operators)
+        print(
+            f"| {', '.join(operators)} | {agents} | {compiling:.1f} | {1e3 * each:.3f} | {agents / each:,.0f} "
+            f"| {flops / each / rate:.1%} |",
+            flush=True,
+        )
+
+
+def train(given: argparse.Namespace) -> None:
+    """Where the time of training goes."""
+    groups = {name: TD3Config(**agent_settings(name)) for name in given.operators}
+    seeds = tuple(range(given.seeds[-1] if given.seeds else 5))
+    config = PopulationConfig(simulator=given.train, groups=groups, seeds=seeds, steps=given.steps)
+    population = Population(config, workers=given.workers, fuse=not given.separate)
+    population.run()
+    population.close()
+    t = population.timing
+    print(f"{given.train}, {config.agents} agents × {given.steps:,} steps, {given.workers} workers\n")
+    print("| wall s | steps/s of all | learner busy | host waits for simulation | host waits for learner |")
+    print("|---|---|---|---|---|")
+    print(
+        f"| {t.wall:.1f} | {config.agents * given.steps / t.wall:,.0f} | {t.busy:.1%} "
+        f"| {t.simulating / t.wall:.1%} | {t.waiting / t.wall:.1%} |"
+    )
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--operators", nargs="+", default=["one-step", "retrace", "marginalized-regression"])
-    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 5, 15])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--operators", nargs="+", default=THREE)
+    parser.add_argument("--seeds", type=int, nargs="*", help="seeds of each operator")
     parser.add_argument("--blocks", type=int, default=20)
     parser.add_argument("--separate", action="store_true", help="a program for each operator")
-    parser.add_argument("--each", action="store_true", help="time every operator by itself as well")
-    parser.add_argument("--train", help="a simulator: train on it and show where the time goes")
+    parser.add_argument("--train", help="a simulator: train on it instead and show where the time goes")
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--workers", type=int, default=max(1, _cores() - 1))
     given = parser.parse_args()
-    device = jax.devices()[0].device_kind
-    rate = matrix_rate()
-    print(f"{device}; large float32 matrix product {rate / 1e12:.1f} TFLOP/s; {_cores()} cores", flush=True)
-    print("\n| operators | agents | compile s | update of all, ms | agent-updates/s | share of that rate |")
-    print("|---|---|---|---|---|---|", flush=True)
-    sets = [given.operators, *([[name] for name in given.operators] if given.each else [])]
-    for operators in sets:
-        for seeds in given.seeds:
-            compiling, each, flops = time_updates(operators, seeds, given.blocks, not given.separate)
-            agents = seeds * len(operators)
-            print(
-                f"| {', '.join(operators)} | {agents} | {compiling:.1f} | {1e3 * each:.3f} | {agents / each:,.0f} "
-                f"| {flops / each / rate:.1%} |",
-                flush=True,
-            )
     if given.train:
-        groups = {name: TD3Config(**agent_settings(name)) for name in given.operators}
-        seeds = tuple(range(given.seeds[-1] if given.seeds else 5))
-        config = PopulationConfig(simulator=given.train, groups=groups, seeds=seeds, steps=given.steps)
-        population = Population(config, workers=given.workers, fuse=not given.separate)
-        population.run()
-        population.close()
-        t = population.timing
-        print(f"\n{given.train}, {config.agents} agents × {given.steps:,} steps, {given.workers} workers\n")
-        print(
-            "| wall s | steps/s of all | learner busy | host waits for simulation | host waits for learner |"
-        )
-        print("|---|---|---|---|---|")
-        print(
-            f"| {t.wall:.1f} | {config.agents * given.steps / t.wall:,.0f} | {t.busy:.1%} "
-            f"| {t.simulating / t.wall:.1%} | {t.waiting / t.wall:.1%} |"
-        )
+        train(given)
+    else:
+        table(given)
 
 
 if __name__ == "__main__":
