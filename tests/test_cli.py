@@ -11,11 +11,11 @@ from marginax.cli import COMMANDS, main
 
 def test_version_and_help_work_as_a_process():
     version = subprocess.run(
-        [sys.executable, "-m", "marginax.cli", "--version"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "marginax", "--version"], capture_output=True, text=True, check=True
     )
     assert version.stdout.strip() == f"marginax {__version__}"
     help_text = subprocess.run(
-        [sys.executable, "-m", "marginax.cli", "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "marginax", "--help"], capture_output=True, text=True, check=True
     )
     for command in COMMANDS:
         assert command in help_text.stdout

@@ -93,7 +93,3 @@ def _help() -> str:
             "  --help     print this, or the options of a command: marginax COMMAND --help",
         ]
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
