@@ -61,7 +61,12 @@ def test_operators_with_settings():
         "start_conditioned": False,
     }
     assert agent_settings("marginalized-saddle-point")["weights"] == "saddle-point"
-    assert agent_settings("marginalized-saddle-point:normalisation=none")["normalisation"] == "none"
+    assert agent_settings("marginalized-fenchel:normalisation=none")["normalisation"] == "none"
+    assert agent_settings("marginalized-paper") == {
+        "operator": "marginalized",
+        "weights": "saddle-point",
+        "normalisation": "power",
+    }
     with pytest.raises(ValueError, match="settings as name=value, got 'decay'"):
         agent_settings("retrace:decay")
 

@@ -47,10 +47,9 @@ class TD3Config:
     """Whether the TD weights see the start pair (x_0, a_0) as well as (x_t, a_t)."""
     exact_first_weight: bool = True
     """Whether start-conditioned weights are 1 at the start itself, as they are where no state is met twice."""
-    normalisation: Normalisation | None = None
-    """What is done to the weights of a batch: `none`; `mean`: divided by their mean; `power`: raised to
-    `normalisation_power`, then divided by their mean. None: the paper's `power` for `saddle-point` and
-    `fenchel`, `none` for `regression`."""
+    normalisation: Normalisation = "none"
+    """What is done to the weights of a batch: `none`; `mean`: divided by their mean; `power`, the paper's: raised to
+    `normalisation_power`, then divided by their mean. It makes all credits nearly equal."""
     normalisation_power: float = 0.1
     """The paper's T."""
     weight_learning_rate: float = 1e-4
@@ -98,7 +97,7 @@ class TD3Config:
         ):
             value = getattr(self, name)
             choices = typing.get_args(allowed)
-            if value not in choices and not (name in ("normalisation", "later_steps") and value is None):
+            if value not in choices and not (name == "later_steps" and value is None):
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
         for name in ("sequence_length", "batch_size", "policy_delay", "update_every", "replay_size"):
             _require(getattr(self, name) >= 1, name, "be at least 1", getattr(self, name))
@@ -152,13 +151,6 @@ class TD3Config:
     def policy_scale(self) -> float:
         """Standard deviation of π around the actor's output."""
         return self.act_noise if self.trace_scale is None else self.trace_scale
-
-    @property
-    def normalise(self) -> Normalisation:
-        """The normalisation that is really done to the weights."""
-        if self.normalisation is not None:
-            return self.normalisation
-        return "none" if self.weights == "regression" else "power"
 
     @property
     def label(self) -> str:

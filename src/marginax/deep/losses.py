@@ -227,7 +227,7 @@ def first_weight_is_one(config: TD3Config) -> bool:
     >>> first_weight_is_one(TD3Config(operator="marginalized", weights="regression"))
     True
     """
-    return config.start_conditioned and config.exact_first_weight and config.normalise == "none"
+    return config.start_conditioned and config.exact_first_weight and config.normalisation == "none"
 
 
 def critic_loss(

@@ -12,8 +12,8 @@ __all__ = ["OPERATORS", "TASKS", "Settings", "agent_settings", "read_metrics", "
 
 TASKS = ("mujoco/cheetah-run", "mujoco/walker-run", "pybullet/HalfCheetah", "pybullet/Ant")
 """The four tasks of Figure 3."""
-OPERATORS = ("one-step", "retrace-paper", "retrace", "marginalized-saddle-point", "marginalized-regression")
-"""The operators that are compared by default."""
+OPERATORS = ("one-step", "retrace-paper", "retrace", "marginalized-paper", "marginalized-regression")
+"""The operators that are compared by default; `-paper` is the form of the paper's experiments."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,9 @@ def agent_settings(operator: str, common: str = "") -> dict[str, Any]:
     """
     name, _, own = operator.partition(":")
     out: dict[str, Any] = {"operator": name}
-    if name.startswith("marginalized-"):
+    if name == "marginalized-paper":
+        out = {"operator": "marginalized", "weights": "saddle-point", "normalisation": "power"}
+    elif name.startswith("marginalized-"):
         out = {"operator": "marginalized", "weights": name.removeprefix("marginalized-")}
     for part in [p for text in (common, own) for p in text.split(",") if p]:
         key, sign, text = part.partition("=")
