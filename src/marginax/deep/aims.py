@@ -164,7 +164,9 @@ def td_weights(
         estimator, weight_loss, w = estimation.update(config, estimator, *(x[:, rest:] for x in sequence))
         parts.append(w)
     w = jnp.where(batch.valid, jnp.concatenate(parts, axis=1), 0)
-    if config.normalisation != "none":
+    if config.normalisation == "none":
+        w = jnp.minimum(w, 1)  # no trace exceeds 1, so no mean of their products does
+    else:
         power = config.normalisation_power if config.normalisation == "power" else 1.0
         one = partial(normalise, power=power)
         w = jax.vmap(one, 1, 1)(each(w, keys), each(batch.valid, keys)).reshape(w.shape)
