@@ -1,5 +1,6 @@
 """The agent's targets against sums written out step by step, and gradients that reach only what they should."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marginax.deep import aims, losses, replay, td3
+from marginax.deep import aims, estimator, losses, replay, td3
 from marginax.deep.config import TD3Config
 from reference.episodes import filled, sequence, target, transitions
 
@@ -180,12 +181,12 @@ def test_gradients_reach_only_what_they_should(operator):
     assert same(critics.critic, everything.critic)
 
     def total(networks):
-        target_actor, target_critic, estimator = networks
+        target_actor, target_critic, learned = networks
         ahead = losses.bootstrap(config, target_actor, target_critic, batch, jax.random.key(0))
         credit = ahead.products
-        if estimator is not None:
+        if learned is not None:
             credit, *_ = aims.td_weights(
-                config, estimator, batch, ahead, ahead.traces, jax.random.key(0), train=False
+                config, learned, batch, ahead, ahead.traces, jax.random.key(0), train=False
             )
         return jnp.sum(losses.critic_targets(config, batch, ahead, credit))
 
@@ -195,9 +196,28 @@ def test_gradients_reach_only_what_they_should(operator):
     assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(slopes))
 
 
-def strip(estimator):
+@pytest.mark.parametrize("start_conditioned", [True, False])
+def test_learned_weights_stay_where_exact_ones_can_be(start_conditioned):
+    """No trace exceeds 1, so no TD weight does, whatever a network says; the paper's normalisation sees them all."""
+    config = config_of("marginalized", weights="fenchel", start_conditioned=start_conditioned)
+    state = agent(config)
+    batch = replay.sample(filled(transitions(5, 40), 31), jax.random.key(2), batch=64, length=config.length)
+    ahead = losses.bootstrap(config, state.target_actor, state.target_critic, batch, jax.random.key(0))
+    wild = jax.tree.map(lambda x: 9 * abs(x), state.estimator)
+    arguments = (wild, batch, ahead, ahead.traces, jax.random.key(0))
+    plain, *_ = aims.td_weights(config, *arguments, train=False)
+    raw = estimator.predict(config, wild.weights, estimator.inputs(config, ahead.features))
+    assert raw.max() > 2
+    np.testing.assert_array_equal(plain, np.where(batch.valid, np.clip(raw, 0, 1), 0))
+    paper = dataclasses.replace(config, normalisation="power")
+    raised = np.where(batch.valid, np.asarray(raw), 0) ** 0.1
+    expected = raised / raised[np.asarray(batch.valid)].mean()
+    np.testing.assert_allclose(aims.td_weights(paper, *arguments, train=False)[0], expected, rtol=1e-4)
+
+
+def strip(networks):
     """The estimator without its optimisers' integer counters, which cannot be differentiated."""
-    return type(estimator)(estimator.weights, estimator.critic, None, None)
+    return type(networks)(networks.weights, networks.critic, None, None)
 
 
 def same(a, b) -> bool:
@@ -234,7 +254,12 @@ def test_agents_side_by_side_learn_as_they_do_alone():
     [
         {"operator": "retrace"},
         {"operator": "marginalized"},
-        {"operator": "marginalized", "weights": "saddle-point", "start_conditioned": False},
+        {
+            "operator": "marginalized",
+            "weights": "saddle-point",
+            "start_conditioned": False,
+            "normalisation": "power",
+        },
     ],
 )
 def test_a_block_equals_its_updates_one_by_one(settings):
