@@ -12,6 +12,15 @@ REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "cannot 
 MOST_NUMBERS = 4_000_000  # of a resampled array in memory at once
 
 
+def number(value: float) -> str:
+    """A number as a reader wants it: three digits, thousands in full.
+
+    >>> number(0.12345), number(-1718.2), number(1e12)
+    ('0.123', '-1,718', '1e+12')
+    """
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
+
+
 @dataclass(frozen=True)
 class Interval:
     """An effect with its confidence interval.
@@ -25,7 +34,7 @@ class Interval:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.effect:.3g} [{self.low:.3g}, {self.high:.3g}]"
+        return f"{number(self.effect)} [{number(self.low)}, {number(self.high)}]"
 
 
 @dataclass(frozen=True)

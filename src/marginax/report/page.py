@@ -9,6 +9,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from marginax.report.claims import number
 from marginax.report.files import atomic_write
 from marginax.report.section import Section
 
@@ -74,7 +75,7 @@ def _prose(text: str) -> Markup:
 def _cell(value: object) -> str:
     if value is None:
         return "–"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def _slug(text: str) -> str:
