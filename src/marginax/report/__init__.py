@@ -4,7 +4,7 @@ Nothing here knows what an experiment is. Whoever has results to show builds a `
 folder with `save_section`, and `write_page` turns any list of sections into one page.
 """
 
-from marginax.report.claims import Claim, Interval, bootstrap, verdict
+from marginax.report.claims import Claim, Interval, bootstrap, number, verdict
 from marginax.report.files import atomic_write, check_writable, write_csv
 from marginax.report.page import write_page
 from marginax.report.section import Figure, Section, Table, load_section, save_section, versions
@@ -22,6 +22,7 @@ __all__ = [
     "bootstrap",
     "check_writable",
     "load_section",
+    "number",
     "operator_style",
     "plot_style",
     "save_figure",
