@@ -62,8 +62,8 @@ def our_retrace(q, pi, actions, mu, rewards, discounts, backend="auto"):
 
 def our_vtrace(v, v_next, rewards, discounts, ratios, backend="auto"):
     """The targets of which `rlax.vtrace` returns the errors."""
-    clipped = jnp.minimum(1.0, ratios)
-    return targets.vtrace(v, v_next, rewards, discounts, DECAY * clipped, clipped, backend=backend)
+    clips = {"clip": 1.0, "rho_clip": 1.0, "decay": DECAY}
+    return targets.vtrace(v, v_next, rewards, discounts, ratios, ratios, **clips, backend=backend)
 
 
 def their_retrace(q, pi, actions, mu, rewards, discounts):

@@ -5,11 +5,11 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
-from ._recursion import Backend, backward, from_every_start, shifted, zero_where
+from ._loop import shifted, zero_where
+from ._recursion import Backend, Form, from_every_start, recursion
 
 
 class RandomTimes(eqx.Module):
@@ -53,7 +53,21 @@ def random_times(key: Array, steps: int, discount: ArrayLike) -> RandomTimes:
     return RandomTimes(jax.random.uniform(key, (steps,), gamma.dtype) >= gamma, gamma)
 
 
-class _Steps(NamedTuple):
+class Given(NamedTuple):
+    """The arrays of a sequence, checked: `[T]`, or a scalar that stands for all steps (`values` is always `[T]`)."""
+
+    values: Array
+    v_next: Array
+    rewards: Array
+    discounts: Array
+    closed: (
+        Array | None
+    )  # lets no credit through, whatever its discount: truncated, padding, or before padding
+    valid: Array | None
+    times: RandomTimes | None
+
+
+class Steps(NamedTuple):
     """What every target needs of a sequence, with all that must not be read taken out."""
 
     values: Array
@@ -62,19 +76,13 @@ class _Steps(NamedTuple):
     cut: Array
     valid: Array | None
 
-    def kept(self, name: str, value: ArrayLike) -> Array:
+    def kept(self, factor: Array) -> Array:
         """A factor of each step's error (`[T]`, or `[T, T]` for each start), with zeros in the padding."""
-        array = _matrix(name, value, self.values) if np.ndim(value) == 2 else floats(name, value, self.values)
-        return array if self.valid is None else zero_where(~self.valid, array)
-
-    def targets(self, increments: Array, coefficients: Array, stop_gradient: bool, backend: Backend) -> Array:
-        """The recursion on top of the values."""
-        arrays = self.values, increments, coefficients
-        return backward(*(jax.lax.stop_gradient(arrays) if stop_gradient else arrays), self.cut, backend)
+        return factor if self.valid is None else zero_where(~self.valid, factor)
 
 
 def floats(name: str, value: ArrayLike, like: Array | None = None) -> Array:
-    """A floating-point array, of the length of `like` if that is given (a scalar stands for all steps)."""
+    """A floating-point array, of the length of `like` if that is given, or a scalar."""
     array = jnp.asarray(value)
     array = array.astype(jnp.result_type(array, float))
     if like is None:
@@ -89,58 +97,114 @@ def _flags(name: str, value: ArrayLike | None, like: Array) -> Array | None:
 
 
 def _of_length(name: str, array: Array, like: Array) -> Array:
-    if array.ndim == 0:
-        return jnp.broadcast_to(array, like.shape)
-    if array.shape != like.shape:
+    if array.ndim and array.shape != like.shape:
         raise ValueError(
             f"{name} must have shape {like.shape}, one entry a step, but has shape {array.shape}."
         )
     return array
 
 
-def _matrix(name: str, value: ArrayLike, like: Array) -> Array:
+def _weights(value: ArrayLike, like: Array) -> Array:
     array = jnp.asarray(value)
+    if array.ndim < 2:
+        return floats("weights", array, like)
     if array.shape != 2 * like.shape:
         raise ValueError(
-            f"{name} must have shape {like.shape} or {2 * like.shape} ([start, step]), not {array.shape}."
+            f"weights must have shape {like.shape} or {2 * like.shape} ([start, step]), not {array.shape}."
         )
     return array.astype(jnp.result_type(array, float))
 
 
-def cuts(discounts: Array, truncated: Array | None, valid: Array | None) -> Array:
-    """The steps through which no credit comes back: ends of episodes, truncations, padding."""
-    cut = discounts == 0
-    if truncated is not None:
-        cut = cut | truncated
-    if valid is not None:
-        cut = cut | ~valid | ~shifted(valid)
-    return cut
+def _number(name: str, value: ArrayLike) -> Array:
+    array = jnp.asarray(value)
+    if array.ndim:
+        raise ValueError(f"{name} must be a number, but has shape {array.shape}.")
+    return array.astype(jnp.result_type(array, float))
 
 
-def _steps(values, v_next, rewards, discounts, truncated, valid, times: RandomTimes | None) -> _Steps:
-    values = floats("values", values)
-    v_next, rewards = floats("v_next", v_next, values), floats("rewards", rewards, values)
-    discounts = floats("discounts", discounts, values)
-    valid = _flags("valid", valid, values)
+def following(array: Array) -> Array:
+    """What the next step has; a scalar is the same for all steps."""
+    return shifted(array) if array.ndim else array
+
+
+def checked(
+    values: ArrayLike | None,
+    v_next: ArrayLike,
+    rewards: ArrayLike,
+    discounts: ArrayLike,
+    truncated: ArrayLike | None,
+    valid: ArrayLike | None,
+    times: RandomTimes | None = None,
+) -> Given:
+    """Checks the arguments that all targets share. Without values, errors will be r + γ V(x')."""
+    first = floats("values", values) if values is not None else jnp.zeros_like(floats("v_next", v_next))
+    cut, kept = _flags("truncated", truncated, first), _flags("valid", valid, first)
+    if kept is not None:
+        beside = ~kept | ~following(kept)
+        cut = beside if cut is None else cut | beside
+    if times is not None:
+        _of_length("times.stop", times.stop, first)
+    return Given(
+        first,
+        floats("v_next", v_next, first),
+        floats("rewards", rewards, first),
+        floats("discounts", discounts, first),
+        cut,
+        kept,
+        times,
+    )
+
+
+def steps_of(given: Given) -> Steps:
+    """The steps of a sequence or of any part of it: this works entry by entry."""
+    values, v_next, rewards, discounts, closed, valid, times = given
     if valid is not None:
         values, v_next, rewards, discounts = (
             zero_where(~valid, x) for x in (values, v_next, rewards, discounts)
         )
-    cut = cuts(discounts, _flags("truncated", truncated, values), valid)
+    cut = discounts == 0 if closed is None else (discounts == 0) | closed
     errors = rewards + discounts * zero_where(discounts == 0, v_next) - values
     if times is not None:
-        stop, gamma = _of_length("times.stop", times.stop, values), times.discount
-        errors = zero_where(~stop, errors / (1 - gamma))
+        gamma = times.discount
+        errors = zero_where(~times.stop, errors / (1 - gamma))
         discounts = discounts / jnp.where(gamma == 0, 1, gamma)
-        cut = cut | stop
-    return _Steps(values, errors, zero_where(cut, discounts), cut, valid)
+        cut = cut | times.stop
+    return Steps(values, errors, zero_where(cut, discounts), cut, valid)
 
 
-def bare_steps(v_next, rewards, discounts, truncated, valid) -> _Steps:
-    """Steps without a value to start from: errors are r + γ V(x')."""
-    return _steps(
-        jnp.zeros_like(floats("v_next", v_next)), v_next, rewards, discounts, truncated, valid, None
-    )
+def targets(form: Form, arrays: tuple, stop_gradient: bool, backend: Backend) -> Array:
+    """The recursion whose terms `form` makes of the arrays, as a constant if so wished."""
+    return recursion(form, jax.lax.stop_gradient(arrays) if stop_gradient else arrays, backend)
+
+
+def _multi_step_form(given: Given, following_trace: Array) -> tuple[Array, Array, Array, Array]:
+    steps = steps_of(given)
+    return steps.values, steps.errors, steps.carry * zero_where(steps.cut, following_trace), steps.cut
+
+
+def _marginalized_form(given: Given, weights: Array, rhos: Array) -> tuple[Array, Array, Array, Array]:
+    steps = steps_of(given)
+    errors = steps.kept(weights) * (steps.kept(rhos) * steps.errors)
+    return steps.values, errors, steps.carry, steps.cut
+
+
+def _vtrace_form(
+    given: Given,
+    traces: Array,
+    rhos: Array,
+    clip: Array | None,
+    rho_clip: Array | None,
+    decay: Array | None,
+) -> tuple[Array, Array, Array, Array]:
+    steps = steps_of(given)
+    if clip is not None:
+        traces = jnp.minimum(traces, clip)
+    if decay is not None:
+        traces = decay * traces
+    if rho_clip is not None:
+        rhos = jnp.minimum(rhos, rho_clip)
+    coefficients = steps.carry * zero_where(steps.cut, traces)
+    return steps.values, steps.kept(rhos) * steps.errors, coefficients, steps.cut
 
 
 def multi_step(
@@ -189,9 +253,9 @@ def multi_step(
     >>> multi_step(q, v_next, rewards, discounts, traces=jnp.array([9.0, 0.8]))
     Array([1.6, 1. ], dtype=float32)
     """
-    steps = _steps(q, v_next, rewards, discounts, truncated, valid, times)
-    following = zero_where(steps.cut, shifted(floats("traces", traces, steps.values)))
-    return steps.targets(steps.errors, steps.carry * following, stop_gradient, backend)
+    given = checked(q, v_next, rewards, discounts, truncated, valid, times)
+    later = following(floats("traces", traces, given.values))
+    return targets(_multi_step_form, (given, later), stop_gradient, backend)
 
 
 def marginalized(
@@ -244,8 +308,8 @@ def marginalized(
     >>> marginalized(q, v_next, rewards, discounts, weights=jnp.array([[1.0, 0.8], [jnp.nan, 1.0]]))
     Array([1.6, 1. ], dtype=float32)
     """
-    steps = _steps(q, v_next, rewards, discounts, truncated, valid, times)
-    return _marginalized(steps, 1.0, weights, stop_gradient, backend)
+    given = checked(q, v_next, rewards, discounts, truncated, valid, times)
+    return _marginalized(given, 1.0, weights, stop_gradient, backend)
 
 
 def vtrace(
@@ -257,6 +321,9 @@ def vtrace(
     rhos: ArrayLike,
     truncated: ArrayLike | None = None,
     *,
+    clip: ArrayLike | None = None,
+    rho_clip: ArrayLike | None = None,
+    decay: ArrayLike | None = None,
     valid: ArrayLike | None = None,
     times: RandomTimes | None = None,
     stop_gradient: bool = True,
@@ -278,6 +345,10 @@ def vtrace(
         traces: `c(x_t, a_t)`, usually min(c̄, π/μ); or one number for all.
         rhos: `ρ(x_t, a_t)`, usually min(ρ̄, π/μ); or one number for all.
         truncated: as in `multi_step`.
+        clip: c̄. Then `traces` may be the ratios π/μ as they are: min(c̄, π/μ) is formed on the way, which spares
+            a pass over the arrays.
+        rho_clip: ρ̄, likewise for `rhos`.
+        decay: λ, a factor of the traces after they are clipped.
         valid: as in `multi_step`.
         times: random times, as in `multi_step`.
         stop_gradient: as in `multi_step`.
@@ -292,11 +363,17 @@ def vtrace(
     >>> v, v_next = jnp.array([1.0, 2.0]), jnp.array([2.0, 9.0])
     >>> vtrace(v, v_next, jnp.ones(2), jnp.array([0.5, 0.0]), traces=jnp.array([0.8, 1.0]), rhos=1.0)
     Array([1.6, 1. ], dtype=float32)
+    >>> ratios = jnp.array([3.0, 0.5])
+    >>> vtrace(v, v_next, jnp.ones(2), jnp.array([0.5, 0.0]), ratios, ratios, clip=0.8, rho_clip=1.0)
+    Array([1.8, 1.5], dtype=float32)
     """
-    steps = _steps(v, v_next, rewards, discounts, truncated, valid, times)
-    here = zero_where(steps.cut, floats("traces", traces, steps.values))
-    errors = steps.kept("rhos", rhos) * steps.errors
-    return steps.targets(errors, steps.carry * here, stop_gradient, backend)
+    given = checked(v, v_next, rewards, discounts, truncated, valid, times)
+    ratios = (floats(name, x, given.values) for name, x in [("traces", traces), ("rhos", rhos)])
+    limits = (
+        None if x is None else _number(name, x)
+        for name, x in [("clip", clip), ("rho_clip", rho_clip), ("decay", decay)]
+    )
+    return targets(_vtrace_form, (given, *ratios, *limits), stop_gradient, backend)
 
 
 def marginalized_vtrace(
@@ -343,14 +420,16 @@ def marginalized_vtrace(
     >>> marginalized_vtrace(v, v_next, jnp.ones(2), jnp.array([0.5, 0.0]), jnp.array([1.0, 0.8]), rhos=1.0)
     Array([1.6, 1.2], dtype=float32)
     """
-    steps = _steps(v, v_next, rewards, discounts, truncated, valid, times)
-    return _marginalized(steps, rhos, weights, stop_gradient, backend)
+    given = checked(v, v_next, rewards, discounts, truncated, valid, times)
+    return _marginalized(given, rhos, weights, stop_gradient, backend)
 
 
-def _marginalized(steps: _Steps, rhos, weights, stop_gradient: bool, backend: Backend) -> Array:
-    errors = steps.kept("rhos", rhos) * steps.errors
-    w = steps.kept("weights", weights)
-    if w.ndim == 1:
-        return steps.targets(w * errors, steps.carry, stop_gradient, backend)
-    target = steps.values + from_every_start(errors, steps.carry, steps.cut, w, backend)
+def _marginalized(given: Given, rhos, weights, stop_gradient: bool, backend: Backend) -> Array:
+    rhos, w = floats("rhos", rhos, given.values), _weights(weights, given.values)
+    if w.ndim < 2:
+        return targets(_marginalized_form, (given, w, rhos), stop_gradient, backend)
+    steps = steps_of(given)
+    carry, cut = (jnp.broadcast_to(x, steps.values.shape) for x in (steps.carry, steps.cut))
+    sums = from_every_start(steps.kept(rhos) * steps.errors, carry, cut, steps.kept(w), backend)
+    target = steps.values + sums
     return jax.lax.stop_gradient(target) if stop_gradient else target

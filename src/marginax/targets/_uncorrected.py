@@ -7,8 +7,9 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 
-from ._estimates import bare_steps, floats
-from ._recursion import Backend, shifted, zero_where
+from ._estimates import Given, checked, floats, steps_of, targets
+from ._loop import shifted, zero_where
+from ._recursion import Backend
 
 
 def peng(
@@ -49,11 +50,15 @@ def peng(
     >>> peng(jnp.array([2.0, 4.0]), jnp.ones(2), jnp.array([0.5, 0.5]), traces=0.5)
     Array([2.25, 3.  ], dtype=float32)
     """
-    steps = bare_steps(v_next, rewards, discounts, truncated, valid)
-    following = zero_where(steps.cut, shifted(floats("traces", traces, steps.values)))
-    carry = steps.carry * following
-    one_step = steps.errors - carry * zero_where(steps.cut, floats("v_next", v_next))
-    return steps.targets(one_step, carry, stop_gradient, backend)
+    given = checked(None, v_next, rewards, discounts, truncated, valid)
+    later = shifted(jnp.broadcast_to(floats("traces", traces, given.values), given.values.shape))
+    return targets(_peng_form, (given, later), stop_gradient, backend)
+
+
+def _peng_form(given: Given, following_trace: Array) -> tuple[Array, Array, Array, Array]:
+    steps = steps_of(given)
+    carry = steps.carry * zero_where(steps.cut, following_trace)
+    return steps.values, steps.errors - carry * zero_where(steps.cut, given.v_next), carry, steps.cut
 
 
 def n_step(
@@ -90,7 +95,7 @@ def n_step(
     >>> n_step(jnp.array([2.0, 4.0]), jnp.ones(2), jnp.array([0.5, 0.5]), steps=2)
     Array([2.5, 3. ], dtype=float32)
     """
-    prepared = bare_steps(v_next, rewards, discounts, truncated, valid)
+    prepared = steps_of(checked(None, v_next, rewards, discounts, truncated, valid))
     length = prepared.errors.shape[0]
     last = prepared.cut | (jnp.arange(length) == length - 1)
     bootstrap = zero_where(last, floats("v_next", v_next))
