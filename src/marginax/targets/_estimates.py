@@ -172,9 +172,9 @@ def steps_of(given: Given) -> Steps:
     return Steps(values, errors, zero_where(cut, discounts), cut, valid)
 
 
-def targets(form: Form, arrays: tuple, stop_gradient: bool, backend: Backend) -> Array:
+def targets(form: Form, arrays: tuple, stop_gradient: bool, backend: Backend, in_loop: bool = False) -> Array:
     """The recursion whose terms `form` makes of the arrays, as a constant if so wished."""
-    return recursion(form, jax.lax.stop_gradient(arrays) if stop_gradient else arrays, backend)
+    return recursion(form, jax.lax.stop_gradient(arrays) if stop_gradient else arrays, backend, in_loop)
 
 
 def _multi_step_form(given: Given, following_trace: Array) -> tuple[Array, Array, Array, Array]:
@@ -191,12 +191,13 @@ def _marginalized_form(given: Given, weights: Array, rhos: Array) -> tuple[Array
 def _vtrace_form(
     given: Given,
     traces: Array,
-    rhos: Array,
+    rhos: Array | None,  # None: the traces are the ratios of both
     clip: Array | None,
     rho_clip: Array | None,
     decay: Array | None,
 ) -> tuple[Array, Array, Array, Array]:
     steps = steps_of(given)
+    rhos = traces if rhos is None else rhos
     if clip is not None:
         traces = jnp.minimum(traces, clip)
     if decay is not None:
@@ -368,12 +369,16 @@ def vtrace(
     Array([1.8, 1.5], dtype=float32)
     """
     given = checked(v, v_next, rewards, discounts, truncated, valid, times)
-    ratios = (floats(name, x, given.values) for name, x in [("traces", traces), ("rhos", rhos)])
-    limits = (
+    ratios = [
+        floats("traces", traces, given.values),
+        None if rhos is traces else floats("rhos", rhos, given.values),
+    ]
+    limits = [
         None if x is None else _number(name, x)
         for name, x in [("clip", clip), ("rho_clip", rho_clip), ("decay", decay)]
-    )
-    return targets(_vtrace_form, (given, *ratios, *limits), stop_gradient, backend)
+    ]
+    as_they_are = clip is not None and rho_clip is not None and valid is None
+    return targets(_vtrace_form, (given, *ratios, *limits), stop_gradient, backend, in_loop=as_they_are)
 
 
 def marginalized_vtrace(

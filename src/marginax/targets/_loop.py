@@ -1,17 +1,19 @@
 """The recursion as a loop on a CPU, `y[t] = b[t] + a[t] y[t+1]` and targets `values + y`, for a batch in either layout.
 
-What costs on a CPU are the turns of XLA's loop and every pass over whole arrays beside it. Hence:
+What costs on a CPU are the turns of XLA's loop and the passes over whole arrays beside it. Hence:
 
-- The terms of a step are formed in the loop, from the arrays as they came, and nothing is written but the targets.
-- XLA makes a loop one kernel, some 15 ns a step, if a step touches less than 1 kB; otherwise each step takes a round of
-  its runtime, 150 ns and more. So batches are taken in narrow blocks of sequences, one block after another.
+- Nothing is transposed: a step reads a row where time comes first, and a column where it comes last.
+- XLA makes one kernel of a loop, some 15 ns a step, if a step touches less than 1 kB; otherwise each step takes a round of
+  its runtime, 150 ns and more. So a batch is taken in narrow blocks of sequences, one block after another.
 - With time first and more than the cache holds, narrow blocks would jump about in memory: there a step is a whole row.
-- With time last a step reads a column, slowly, of each of its arrays. Nothing is transposed for that; where there is work
-  for all cores, one pass first makes one array of all (`_packed`).
+- The terms of a step can be formed in the loop, from arrays as they are, and nothing is written but targets. Or they are
+  formed in one pass before it, on all cores: better if the arrays are still to be computed, which XLA does in the same
+  pass, or if each step reads columns of arrays beyond the cache.
 
 The numbers below come from `benchmarks/targets.py` on two cores. They decide on speed only.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -19,9 +21,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike
 
-IN_CACHE = 2**16  # entries of an array: with some five arrays of as many numbers, about one core's cache
+IN_CACHE = 2**16  # entries of an array, where some five of them are about what one core's cache holds
 STEP_BYTES = 768  # what the step of a narrow block may touch: XLA's limit is 1024, with bookkeeping
-LEAST_ROW = 64  # sequences below which a row is not worth a round of the runtime
+LEAST_ROW = 64  # sequences up to which a row is not worth a round of the runtime
+SHORT_ROW = 2048  # bytes up to which a row is read from its end, see `_in_blocks`
+ALIKE = 2048  # columns of arrays whose rows lie a multiple of so many bytes apart compete for the same cache lines
 
 Terms = Callable[
     ..., tuple[Array, Array, Array]
@@ -49,66 +53,76 @@ def shifted(array: Array, axis: int = 0) -> Array:
     return jax.lax.pad(later, jnp.zeros((), array.dtype), ends)
 
 
-def targets_by_loop(terms: Terms, arrays: Sequence[Array], axis: int, dtype: DTypeLike) -> Array:
-    """The targets of a batch; time is the given axis of all arrays but scalars, and the other axes are the batch's."""
+def targets_by_loop(
+    terms: Terms, arrays: Sequence[Array], axis: int, dtype: DTypeLike, in_loop: bool
+) -> Array:
+    """The targets of a batch.
+
+    Args:
+        terms: value, increment and coefficient of steps, entry by entry from what the arrays hold.
+        arrays: of one shape, in which time is the given axis and all others are the batch; or scalars.
+        dtype: the type of what `terms` returns, single or double precision.
+        in_loop: whether the loop forms the terms. It does not where a pass before it is better in any case.
+    """
     shape = max((x.shape for x in arrays), key=len)
-    before, after = shape[:axis], shape[axis + 1 :]
-    if before and after:  # time between two axes of the batch: bring it to the front
-        moved = [x if x.ndim == 0 else jnp.moveaxis(x, axis, 0) for x in arrays]
-        return jnp.moveaxis(targets_by_loop(terms, moved, 0, dtype), 0, axis)
-    flat = (shape[axis], -1) if after else (-1, shape[axis])
-    arrays = [x if x.ndim == 0 else x.reshape(flat) for x in arrays]
-    by_layout = _time_first if after else _time_last
-    return by_layout(terms, arrays, dtype).reshape(shape)
+    length, before, after = shape[axis], shape[:axis], shape[axis + 1 :]
+    if 0 in shape:
+        return jnp.zeros(shape, dtype)
+    if before and after:  # time lies between two axes of the batch: bring it to the front
+        arrays = [x if x.ndim == 0 else jnp.moveaxis(x, axis, 0) for x in arrays]
+        return jnp.moveaxis(targets_by_loop(terms, arrays, 0, dtype, in_loop), 0, axis)
+    batch, axis = (math.prod(after), 0) if after else (math.prod(before), 1)
+    arrays = [x if x.ndim == 0 else x.reshape(_placed(axis, length, batch)) for x in arrays]
+    fits = length * batch <= IN_CACHE
+    if not (in_loop and (fits or axis == 0)):
+        terms, arrays = _packed(terms, arrays, axis)
+    rows = axis == 0 and batch > LEAST_ROW and not (in_loop and fits)
+    width = batch if rows else min(batch, _narrow(arrays, axis, length, dtype))
+    downwards = rows and batch * jnp.dtype(dtype).itemsize <= SHORT_ROW
+    return _in_blocks(terms, arrays, axis, length, batch, width, downwards, dtype).reshape(shape)
 
 
-def _time_first(terms: Terms, arrays: Sequence[Array], dtype: DTypeLike) -> Array:
-    length, batch = max((x.shape for x in arrays), key=len)
-    if batch <= LEAST_ROW or length * batch <= IN_CACHE:
-        return _in_blocks(terms, arrays, 0, _narrow(arrays, dtype, 16), dtype)
-    return _in_blocks(terms, arrays, 0, batch, dtype, downwards=True)
+def _placed(axis, time, sequence):
+    """Something of time and something of the batch, in the order of the axes."""
+    return (time, sequence) if axis == 0 else (sequence, time)
 
 
-def _time_last(terms: Terms, arrays: Sequence[Array], dtype: DTypeLike) -> Array:
-    batch, length = max((x.shape for x in arrays), key=len)
-    if length * batch > IN_CACHE and dtype in (jnp.float32, jnp.float64):
-        terms, arrays = _packed(terms, arrays)
-    return _in_blocks(terms, arrays, 1, _narrow(arrays, dtype, 8), dtype)
-
-
-def _packed(terms: Terms, arrays: Sequence[Array]) -> tuple[Terms, list[Array]]:
-    """One complex number a step, for a loop on the targets themselves: `z[t] = level[t] + a[t] z[t+1]`, where `y = z - values`."""
+def _packed(terms: Terms, arrays: Sequence[Array], axis: int) -> tuple[Terms, list[Array]]:
+    """One complex number a step, for a loop on the targets themselves: `z[t] = level[t] + a[t] z[t+1]`, `y = z - values`."""
     value, increment, coefficient = jnp.broadcast_arrays(*terms(*arrays))
-    level = value + increment - coefficient * zero_where(coefficient == 0, shifted(value, axis=1))
+    level = value + increment - coefficient * zero_where(coefficient == 0, shifted(value, axis))
     pairs = jax.lax.complex(level, coefficient)
     return lambda pair: (jnp.zeros_like(pair.real), pair.real, pair.imag), [pairs]
 
 
-def _narrow(arrays: Sequence[Array], dtype: DTypeLike, most: int) -> int:
+def _narrow(arrays: Sequence[Array], axis: int, length: int, dtype: DTypeLike) -> int:
     """How many sequences a narrow block has, so that XLA makes one kernel of its loop."""
-    bytes_each = sum(x.dtype.itemsize for x in arrays if x.ndim) + 5 * jnp.dtype(dtype).itemsize
-    fitting = (width for width in (16, 8, 4, 2) if width <= most and width * bytes_each <= STEP_BYTES)
-    return next(fitting, 1)
+    sizes = [x.dtype.itemsize for x in arrays if x.ndim]
+    touched = (
+        sum(sizes) + 5 * jnp.dtype(dtype).itemsize
+    )  # carry read and written; value, carry read, target written
+    most = 8 if axis == 1 and length * max(sizes) % ALIKE == 0 else 16
+    return next((width for width in (16, 8, 4, 2) if width <= most and width * touched <= STEP_BYTES), 1)
 
 
 def _in_blocks(
-    terms: Terms, arrays: Sequence[Array], axis: int, width: int, dtype: DTypeLike, downwards: bool = False
+    terms: Terms,
+    arrays: Sequence[Array],
+    axis: int,
+    length: int,
+    batch: int,
+    width: int,
+    downwards: bool,
+    dtype: DTypeLike,
 ) -> Array:
     """The loop: blocks of `width` sequences one after another, in each the steps from the last to the first.
 
-    Rows are met from the last to the first; `downwards`, each is read so, too, and memory in one direction only, which is
-    what processors foresee (1.4 times faster for 4,096 steps by 256 sequences).
+    Rows are met from the last to the first. `downwards`, each is read from its end, too, so that memory is read in one
+    direction, which processors foresee (1.4 times faster for 4,096 steps by 256 sequences).
     """
-    shape = max((x.shape for x in arrays), key=len)
-    length, batch = shape[axis], shape[1 - axis]
-    width = min(width, batch)
-    turned = partial(jax.lax.rev, dimensions=(0, 1)) if downwards else lambda x: x
-
-    take = partial(jax.lax.dynamic_slice, allow_negative_indices=False)
+    take = partial(jax.lax.dynamic_slice, slice_sizes=_placed(axis, 1, width), allow_negative_indices=False)
     put = partial(jax.lax.dynamic_update_slice, allow_negative_indices=False)
-
-    def place(time, sequence):
-        return (time, sequence) if axis == 0 else (sequence, time)
+    turned = partial(jax.lax.rev, dimensions=(1 - axis,)) if downwards else lambda x: x
 
     def block(number: Array, targets: Array) -> Array:
         first = jnp.minimum(
@@ -117,13 +131,17 @@ def _in_blocks(
 
         def turn(count: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
             following, targets = state
-            here = place(length - 1 - count, first)
-            sizes = place(1, width)
-            read = [x if x.ndim == 0 else turned(take(x, here, sizes)) for x in arrays]
-            value, increment, coefficient = terms(*read)
+            here = _placed(axis, length - 1 - count, first)
+            value, increment, coefficient = terms(
+                *(x if x.ndim == 0 else turned(take(x, here)) for x in arrays)
+            )
             total = step(following, increment, coefficient)
             return total, put(targets, turned(value + total), here)
 
-        return jax.lax.fori_loop(0, length, turn, (jnp.zeros(place(1, width), dtype), targets))[1]
+        return jax.lax.fori_loop(0, length, turn, (start, targets))[1]
 
-    return jax.lax.fori_loop(0, -(-batch // width), block, jnp.zeros(shape, dtype))
+    nothing = jnp.zeros_like(
+        max(arrays, key=jnp.ndim), dtype
+    )  # like an array, also in how it lies on several devices
+    start = jax.lax.slice(nothing, (0, 0), _placed(axis, 1, width))
+    return jax.lax.fori_loop(0, -(-batch // width), block, nothing)

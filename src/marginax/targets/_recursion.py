@@ -8,7 +8,7 @@ On a CPU the best loop depends on where the batch lies. A function under `jax.vm
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jaxtyping import Array, Bool, Float
 
-from ._loop import Terms, shifted, step, targets_by_loop, zero_where
+from ._loop import shifted, step, targets_by_loop, zero_where
 
 Backend = Literal["auto", "scan", "associative"]
 
@@ -60,58 +60,59 @@ def _derivative_of_sums(backend, primals, tangents):
     return y, _sums(tangents[0] + tangents[1] * following, coefficients, cut, backend)
 
 
-def _terms(form: Form, tree: Any) -> Terms:
-    """Values, increments and coefficients, of one type, from the leaves of what `form` takes."""
+class _Plan(NamedTuple):
+    """What is to be computed from the leaves of some arrays; see `recursion`."""
 
-    def terms(*leaves: Array) -> tuple[Array, Array, Array]:
-        found = form(*jax.tree.unflatten(tree, leaves))[:3]
-        dtype = jnp.result_type(*found)
-        value, increment, coefficient = (x.astype(dtype) for x in found)
-        return value, increment, coefficient
+    form: Form
+    tree: Any
+    backend: Backend
+    in_loop: bool
 
-    return terms
+    def terms(self, *leaves: Array) -> tuple[Array, Array, Array, Array]:
+        """What the form makes of the leaves, with all numbers of one type."""
+        *numbers, cut = self.form(*jax.tree.unflatten(self.tree, leaves))
+        values, increments, coefficients = (x.astype(jnp.result_type(*numbers)) for x in numbers)
+        return values, increments, coefficients, cut
+
+    def dtype(self, leaves: Any) -> Any:
+        """The type of the targets."""
+        return jax.eval_shape(self.terms, *(jax.ShapeDtypeStruct((), x.dtype) for x in leaves))[0].dtype
 
 
-def _dtype(form: Form, tree: Any, leaves: Any) -> Any:
-    """The type of the targets."""
-    entries = (jax.ShapeDtypeStruct((), x.dtype) for x in leaves)
-    return jax.eval_shape(_terms(form, tree), *entries)[0].dtype
-
-
-def _plain(form: Form, tree: Any, backend: Backend, *leaves: Array) -> Array:
+def _plain(plan: _Plan, *leaves: Array) -> Array:
     """What is computed, and what is differentiated: the recursion of one sequence."""
-    found = form(*jax.tree.unflatten(tree, leaves))
-    values, increments, coefficients, cut = jnp.broadcast_arrays(*found)
-    dtype = jnp.result_type(values, increments, coefficients)
-    values, increments, coefficients = (x.astype(dtype) for x in (values, increments, coefficients))
-    return values + _sums(increments, coefficients, cut, backend)
+    values, increments, coefficients, cut = jnp.broadcast_arrays(*plan.terms(*leaves))
+    return values + _sums(increments, coefficients, cut, plan.backend)
 
 
-# The primitive. Time is the given axis of all arrays but scalars, the others are axes of the batch.
+# The same for batches, as a primitive: time is the given axis of all leaves but scalars, all others are the batch.
 _targets_p = Primitive("marginax_targets")
 
 
 @_targets_p.def_abstract_eval
-def _like_the_sequence(*leaves, form: Form, tree: Any, backend: Backend, axis: int):
-    return max(leaves, key=lambda x: x.ndim).update(dtype=_dtype(form, tree, leaves), weak_type=False)
+def _like_the_sequence(*leaves, plan: _Plan, axis: int):
+    return max(leaves, key=lambda x: x.ndim).update(dtype=plan.dtype(leaves), weak_type=False)
 
 
 @_targets_p.def_impl
-def _one_by_one(*leaves: Array, form: Form, tree: Any, backend: Backend, axis: int) -> Array:
-    """Maps `_plain` over the axes of the batch, with none of them moved."""
+def _one_by_one(*leaves: Array, plan: _Plan, axis: int) -> Array:
+    """Maps `_plain` over the axes of the batch, none of which is moved."""
     rank = max(x.ndim for x in leaves)
     if rank == 1:
-        return _plain(form, tree, "associative" if backend == "auto" else backend, *leaves)
+        return _plain(plan._replace(backend="scan" if plan.backend == "scan" else "associative"), *leaves)
     place, rest = (0, axis - 1) if axis else (rank - 1, 0)
-    inner = partial(_one_by_one, form=form, tree=tree, backend=backend, axis=rest)
+    inner = partial(_one_by_one, plan=plan, axis=rest)
     return jax.vmap(inner, [place if x.ndim else None for x in leaves], place)(*leaves)
 
 
-def _on_cpu(*leaves: Array, form: Form, tree: Any, backend: Backend, axis: int) -> Array:
-    return targets_by_loop(_terms(form, tree), leaves, axis, _dtype(form, tree, leaves))
+def _on_cpu(*leaves: Array, plan: _Plan, axis: int) -> Array:
+    dtype = plan.dtype(leaves)
+    if dtype in (jnp.float32, jnp.float64):
+        return targets_by_loop(lambda *x: plan.terms(*x)[:3], leaves, axis, dtype, plan.in_loop)
+    return _one_by_one(*leaves, plan=plan._replace(backend="scan"), axis=axis)
 
 
-def _batched(leaves, places, *, axis: int, **parameters):
+def _batched(leaves, places, *, plan: _Plan, axis: int):
     """All arrays get the new axis where the first of them has it; scalars that differ become arrays."""
     pairs = list(zip(leaves, places, strict=True))
     size = next(x.shape[place] for x, place in pairs if place is not None)
@@ -120,7 +121,7 @@ def _batched(leaves, places, *, axis: int, **parameters):
     whole = list(max(alone, key=len))
     whole.insert(at, size)
 
-    def placed(x: Array, place: int | None) -> Array:
+    def placed(x, place):
         if place is None:
             return x if x.ndim == 0 else jnp.broadcast_to(jnp.expand_dims(x, at), whole)
         if x.ndim == 1:
@@ -128,7 +129,7 @@ def _batched(leaves, places, *, axis: int, **parameters):
         return jnp.moveaxis(x, place, at)
 
     leaves = [placed(x, place) for x, place in pairs]
-    return _targets_p.bind(*leaves, axis=axis + (at <= axis), **parameters), at
+    return _targets_p.bind(*leaves, plan=plan, axis=axis + (at <= axis)), at
 
 
 batching.primitive_batchers[_targets_p] = _batched
@@ -136,22 +137,23 @@ mlir.register_lowering(_targets_p, mlir.lower_fun(_one_by_one, multiple_results=
 mlir.register_lowering(_targets_p, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu")
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _targets(form: Form, tree: Any, backend: Backend, *leaves: Array) -> Array:
-    """`_plain`, by the primitive unless it would do the same."""
-    if backend == "associative":
-        return _plain(form, tree, backend, *leaves)
-    return _targets_p.bind(*leaves, form=form, tree=tree, backend=backend, axis=0)
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _targets(plan: _Plan, *leaves: Array) -> Array:
+    """`_plain`, by the primitive unless that would do the same."""
+    return (
+        _plain(plan, *leaves)
+        if plan.backend == "associative"
+        else _targets_p.bind(*leaves, plan=plan, axis=0)
+    )
 
 
 @_targets.defjvp
-def _derivative_of_targets(form, tree, backend, primals, tangents):
-    plain = partial(_plain, form, tree, backend)
-    return _targets(form, tree, backend, *primals), jax.jvp(plain, primals, tangents)[1]
+def _derivative_of_targets(plan, primals, tangents):
+    return _targets(plan, *primals), jax.jvp(partial(_plain, plan), primals, tangents)[1]
 
 
-@partial(jax.jit, static_argnames=("form", "backend"))
-def recursion(form: Form, arrays: Any, backend: Backend = "auto") -> Float[Array, "T"]:
+@partial(jax.jit, static_argnames=("form", "backend", "in_loop"))
+def recursion(form: Form, arrays: Any, backend: Backend = "auto", in_loop: bool = False) -> Float[Array, "T"]:
     """Computes `values + y`, where `y[t] = increments[t] + coefficients[t] y[t+1]` backwards from `y[T] = 0`.
 
     Args:
@@ -160,13 +162,15 @@ def recursion(form: Form, arrays: Any, backend: Backend = "auto") -> Float[Array
             are remembered by, it must be a function of a module.
         arrays: the arguments of `form`, a tuple of arrays or structures of arrays. One of them at least is `[T]`.
         backend: `scan`, `associative`, or `auto`: the first on CPU, the second on accelerators.
+        in_loop: where a CPU forms the terms, in the loop or in one pass before it. The first is better for arrays that
+            exist, the second for arrays that the program has yet to compute from others.
 
     Where a coefficient is zero, nothing that follows is read, NaN included. Cuts are the steps whose coefficient is
     zero for good (an episode ended, or was cut): the derivative with respect to that coefficient is zero, too, while
     for a coefficient that only happens to be zero it is `y[t+1]`.
     """
     leaves, tree = jax.tree.flatten(arrays)
-    return _targets(form, tree, backend, *leaves)
+    return _targets(_Plan(form, tree, backend, in_loop), *leaves)
 
 
 def _row_by_row(errors: Array, carry: Array, cut: Array, weights: Array) -> Array:
