@@ -292,25 +292,29 @@ def _shard_main(text: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line, with nothing but the standard library."""
     parser = argparse.ArgumentParser(prog="marginax reproduce control", description=__doc__)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
-    parser.add_argument("--operators", nargs="+", default=list(OPERATORS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1_000_000)
-    parser.add_argument("--evaluate-every", type=int, default=10_000)
-    parser.add_argument("--episodes", type=int, default=5)
-    parser.add_argument("--settings", default="", help="settings of the agent, name=value,…")
-    parser.add_argument("--out", type=Path, default=Path("out"))
-    parser.add_argument("--checkpoints", type=Path)
-    parser.add_argument("--time-limit")
-    parser.add_argument("--workers", type=int)
-    parser.add_argument("--shards", type=int)
-    parser.add_argument("--separate", action="store_true", help="a program for each operator")
-    parser.add_argument("--checkpoint-minutes", type=float, default=10.0)
-    parser.add_argument("--no-report", action="store_true")
-    parser.add_argument(
-        "--report-only", action="store_true", help="report on the metrics that are there; train nothing"
+    add = parser.add_argument
+    add("--tasks", nargs="+", default=list(TASKS), help="simulators by name; default: %(default)s")
+    add(
+        "--operators",
+        nargs="+",
+        default=list(OPERATORS),
+        help="names, with settings after a colon as in retrace:decay=0.9,sequence_length=10; default: %(default)s",
     )
+    add("--seeds", type=int, default=5, help="runs of each operator; default: %(default)s")
+    add("--first-seed", type=int, default=0, help="the first of them; default: %(default)s")
+    add("--steps", type=int, default=1_000_000, help="environment steps of each run; default: %(default)s")
+    add("--evaluate-every", type=int, default=10_000, help="steps between evaluations; default: %(default)s")
+    add("--episodes", type=int, default=5, help="episodes of an evaluation; default: %(default)s")
+    add("--settings", default="", help="settings of the agent for all operators, name=value,…")
+    add("--out", type=Path, default=Path("out"), help="folder of the results; default: %(default)s")
+    add("--checkpoints", type=Path, help="folder of the checkpoints; default: beside the results")
+    add("--time-limit", help="such as 9m: stop cleanly, with a checkpoint, before so much time is over")
+    add("--workers", type=int, help="processes that simulate; default: a core each, but one")
+    add("--shards", type=int, help="processes that share the agents on a CPU; default: a core each")
+    add("--separate", action="store_true", help="a program for each operator")
+    add("--checkpoint-minutes", type=float, default=10.0, help="between checkpoints; default: %(default)s")
+    add("--no-report", action="store_true", help="metrics only, no figures, table and claims")
+    add("--report-only", action="store_true", help="report on the metrics that are there; train nothing")
     given = parser.parse_args(arguments)
     names = [field.name for field in dataclasses.fields(Settings)]
     values = {name: getattr(given, name) for name in names}
