@@ -199,6 +199,10 @@ def test_on_several_devices_and_without_a_compiler():
     mesh, parts = Mesh(np.array(jax.devices("cpu")[:1]), "batch"), PartitionSpec("batch")
     on_devices = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=parts, out_specs=parts))
     np.testing.assert_allclose(on_devices(*arrays), function(*arrays), rtol=1e-6)
-    with jax.disable_jit():
+    with jax.disable_jit():  # which also shows what accelerators compute
         np.testing.assert_allclose(function(*arrays), on_devices(*arrays), rtol=1e-5, atol=1e-6)
+        for backend in ("auto", "scan"):
+            time_first = jax.vmap(partial(targets.vtrace, **CLIPS, backend=backend), in_axes=1, out_axes=1)
+            result = time_first(*(x.T for x in arrays))
+            np.testing.assert_allclose(result.T, on_devices(*arrays), rtol=1e-5, atol=1e-6)
     assert function(*(x[:0] for x in arrays)).shape == (0, 5)

@@ -24,12 +24,13 @@ Backend = Literal["auto", "scan", "associative"]
 Form = Callable[..., tuple[Array, Array, Array, Array]]
 
 
-def _scan(increments: Array, coefficients: Array) -> Array:
+def _scan(increments: Array, coefficients: Array, axis: int = 0) -> Array:
     def turn(following: Array, here: tuple[Array, Array]) -> tuple[Array, Array]:
         total = step(following, *here)
         return total, total
 
-    return jax.lax.scan(turn, jnp.zeros_like(increments[0]), (increments, coefficients), reverse=True)[1]
+    b, a = (jnp.moveaxis(x, axis, 0) for x in (increments, coefficients))
+    return jnp.moveaxis(jax.lax.scan(turn, jnp.zeros_like(b[0]), (b, a), reverse=True)[1], 0, axis)
 
 
 def _join(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -39,8 +40,8 @@ def _join(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Arr
     return b + jnp.where(a == 0, 0, a * b_later), jnp.where(closed, 0, a * a_later)
 
 
-def _associative(increments: Array, coefficients: Array) -> Array:
-    return jax.lax.associative_scan(_join, (increments, coefficients), reverse=True)[0]
+def _associative(increments: Array, coefficients: Array, axis: int = 0) -> Array:
+    return jax.lax.associative_scan(_join, (increments, coefficients), reverse=True, axis=axis)[0]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(3,))
@@ -95,21 +96,17 @@ def _like_the_sequence(*leaves, plan: _Plan, axis: int):
 
 
 @_targets_p.def_impl
-def _one_by_one(*leaves: Array, plan: _Plan, axis: int) -> Array:
-    """Maps `_plain` over the axes of the batch, none of which is moved."""
-    rank = max(x.ndim for x in leaves)
-    if rank == 1:
-        return _plain(plan._replace(backend="scan" if plan.backend == "scan" else "associative"), *leaves)
-    place, rest = (0, axis - 1) if axis else (rank - 1, 0)
-    inner = partial(_one_by_one, plan=plan, axis=rest)
-    return jax.vmap(inner, [place if x.ndim else None for x in leaves], place)(*leaves)
+def _on_accelerators(*leaves: Array, plan: _Plan, axis: int) -> Array:
+    values, increments, coefficients, _ = jnp.broadcast_arrays(*plan.terms(*leaves))
+    sums = _scan if plan.backend == "scan" else _associative
+    return values + sums(increments, coefficients, axis)
 
 
 def _on_cpu(*leaves: Array, plan: _Plan, axis: int) -> Array:
     dtype = plan.dtype(leaves)
     if dtype in (jnp.float32, jnp.float64):
         return targets_by_loop(lambda *x: plan.terms(*x)[:3], leaves, axis, dtype, plan.in_loop)
-    return _one_by_one(*leaves, plan=plan._replace(backend="scan"), axis=axis)
+    return _on_accelerators(*leaves, plan=plan._replace(backend="scan"), axis=axis)
 
 
 def _batched(leaves, places, *, plan: _Plan, axis: int):
@@ -133,7 +130,7 @@ def _batched(leaves, places, *, plan: _Plan, axis: int):
 
 
 batching.primitive_batchers[_targets_p] = _batched
-mlir.register_lowering(_targets_p, mlir.lower_fun(_one_by_one, multiple_results=False))
+mlir.register_lowering(_targets_p, mlir.lower_fun(_on_accelerators, multiple_results=False))
 mlir.register_lowering(_targets_p, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu")
 
 
