@@ -175,6 +175,16 @@ def test_clips_make_retrace_like_traces_of_ratios(seed):
         np.testing.assert_allclose(result, expected([*common, traces, rhos, truncated]), rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_clips_keep_half_precision(dtype):
+    arrays = batch(2, 3, 6)
+    half = [x if x.dtype == bool else jnp.asarray(x, dtype) for x in arrays]
+    result = jax.vmap(partial(targets.vtrace, **CLIPS))(*half)
+    assert result.dtype == dtype
+    by_hand = [expected([x[i] for x in clipped(arrays)]) for i in range(3)]
+    np.testing.assert_allclose(result.astype(np.float32), by_hand, rtol=0.1, atol=0.1)
+
+
 @pytest.mark.parametrize("name", ["clip", "rho_clip", "decay"])
 def test_a_clip_is_a_number(name):
     with pytest.raises(ValueError, match=f"{name} must be a number"):

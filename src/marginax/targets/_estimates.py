@@ -60,9 +60,7 @@ class Given(NamedTuple):
     v_next: Array
     rewards: Array
     discounts: Array
-    closed: (
-        Array | None
-    )  # lets no credit through, whatever its discount: truncated, padding, or before padding
+    closed: Array | None  # lets no credit through: truncated, padding, or the step before padding
     valid: Array | None
     times: RandomTimes | None
 
@@ -115,11 +113,11 @@ def _weights(value: ArrayLike, like: Array) -> Array:
     return array.astype(jnp.result_type(array, float))
 
 
-def _number(name: str, value: ArrayLike) -> Array:
-    array = jnp.asarray(value)
-    if array.ndim:
+def _number(name: str, value: ArrayLike | None, like: Array) -> Array | None:
+    array = None if value is None else jnp.asarray(value, like.dtype)
+    if array is not None and array.ndim:
         raise ValueError(f"{name} must be a number, but has shape {array.shape}.")
-    return array.astype(jnp.result_type(array, float))
+    return array
 
 
 def following(array: Array) -> Array:
@@ -369,16 +367,15 @@ def vtrace(
     Array([1.8, 1.5], dtype=float32)
     """
     given = checked(v, v_next, rewards, discounts, truncated, valid, times)
-    ratios = [
-        floats("traces", traces, given.values),
-        None if rhos is traces else floats("rhos", rhos, given.values),
-    ]
-    limits = [
-        None if x is None else _number(name, x)
-        for name, x in [("clip", clip), ("rho_clip", rho_clip), ("decay", decay)]
-    ]
+    c = floats("traces", traces, given.values)
+    rho = None if rhos is traces else floats("rhos", rhos, given.values)
+    limits = (
+        _number("clip", clip, c),
+        _number("rho_clip", rho_clip, c if rho is None else rho),
+        _number("decay", decay, c),
+    )
     as_they_are = clip is not None and rho_clip is not None and valid is None
-    return targets(_vtrace_form, (given, *ratios, *limits), stop_gradient, backend, in_loop=as_they_are)
+    return targets(_vtrace_form, (given, c, rho, *limits), stop_gradient, backend, in_loop=as_they_are)
 
 
 def marginalized_vtrace(

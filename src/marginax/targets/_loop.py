@@ -3,7 +3,7 @@
 What costs on a CPU are the turns of XLA's loop and the passes over whole arrays beside it. Hence:
 
 - Nothing is transposed: a step reads a row where time comes first, and a column where it comes last.
-- XLA makes one kernel of a loop, some 15 ns a step, if a step touches less than 1 kB; otherwise each step takes a round of
+- XLA makes one kernel of a loop, some 17 ns a step, if a step touches less than 1 kB; otherwise each step takes a round of
   its runtime, 150 ns and more. So a batch is taken in narrow blocks of sequences, one block after another.
 - With time first and more than the cache holds, narrow blocks would jump about in memory: there a step is a whole row.
 - The terms of a step can be formed in the loop, from arrays as they are, and nothing is written but targets. Or they are
@@ -27,9 +27,8 @@ LEAST_ROW = 64  # sequences up to which a row is not worth a round of the runtim
 SHORT_ROW = 2048  # bytes up to which a row is read from its end, see `_in_blocks`
 ALIKE = 2048  # columns of arrays whose rows lie a multiple of so many bytes apart compete for the same cache lines
 
-Terms = Callable[
-    ..., tuple[Array, Array, Array]
-]  # from what a step's arrays hold to value, increment, coefficient
+# From what the arrays hold at a step to its value, increment and coefficient.
+Terms = Callable[..., tuple[Array, Array, Array]]
 
 
 def zero_where(mask: Array, array: Array) -> Array:
@@ -98,9 +97,8 @@ def _packed(terms: Terms, arrays: Sequence[Array], axis: int) -> tuple[Terms, li
 def _narrow(arrays: Sequence[Array], axis: int, length: int, dtype: DTypeLike) -> int:
     """How many sequences a narrow block has, so that XLA makes one kernel of its loop."""
     sizes = [x.dtype.itemsize for x in arrays if x.ndim]
-    touched = (
-        sum(sizes) + 5 * jnp.dtype(dtype).itemsize
-    )  # carry read and written; value, carry read, target written
+    # Beside the arrays, the carry is read and written, and value, carry and target are met once more for the result.
+    touched = sum(sizes) + 5 * jnp.dtype(dtype).itemsize
     most = 8 if axis == 1 and length * max(sizes) % ALIKE == 0 else 16
     return next((width for width in (16, 8, 4, 2) if width <= most and width * touched <= STEP_BYTES), 1)
 
@@ -125,23 +123,20 @@ def _in_blocks(
     turned = partial(jax.lax.rev, dimensions=(1 - axis,)) if downwards else lambda x: x
 
     def block(number: Array, targets: Array) -> Array:
-        first = jnp.minimum(
-            number * width, batch - width
-        )  # the last block may repeat sequences of the one before
+        # The last block may repeat some sequences of the one before.
+        first = jnp.minimum(number * width, batch - width)
 
         def turn(count: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
             following, targets = state
             here = _placed(axis, length - 1 - count, first)
-            value, increment, coefficient = terms(
-                *(x if x.ndim == 0 else turned(take(x, here)) for x in arrays)
-            )
+            entries = (x if x.ndim == 0 else turned(take(x, here)) for x in arrays)
+            value, increment, coefficient = terms(*entries)
             total = step(following, increment, coefficient)
             return total, put(targets, turned(value + total), here)
 
         return jax.lax.fori_loop(0, length, turn, (start, targets))[1]
 
-    nothing = jnp.zeros_like(
-        max(arrays, key=jnp.ndim), dtype
-    )  # like an array, also in how it lies on several devices
+    # Made like an array, so as to vary over the same devices under `jax.shard_map`.
+    nothing = jnp.zeros_like(max(arrays, key=jnp.ndim), dtype)
     start = jax.lax.slice(nothing, (0, 0), _placed(axis, 1, width))
     return jax.lax.fori_loop(0, -(-batch // width), block, nothing)
