@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from marginax.experiments.control import _share, main
+from marginax.experiments.control import _share, control, main
 from marginax.experiments.control_report import Curves, _claims, curves
-from marginax.experiments.control_settings import OPERATORS, agent_settings, seconds
+from marginax.experiments.control_settings import OPERATORS, Settings, agent_settings, seconds
 
 AGENT = "hidden=4,batch_size=4,update_every=10,update_after=20,random_steps=20"
 TOY = ["--tasks", "Pendulum-v1", "--operators", "one-step", "retrace:sequence_length=2", "--seeds", "2"]
@@ -69,6 +69,27 @@ def test_operators_with_settings():
     }
     with pytest.raises(ValueError, match="settings as name=value, got 'decay'"):
         agent_settings("retrace:decay")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tasks": ("mujoco/foo",)}, "mujoco/cheetah-run.*got 'mujoco/foo'"),
+        (
+            {"operators": ("retrace:decay=2",)},
+            r"operators: 'retrace:decay=2': decay must lie in \[0, 1\], got 2",
+        ),
+        ({"operators": ("retrace:dekay=1",)}, "'retrace:dekay=1' has no setting 'dekay': choose of operator"),
+        ({"operators": ("retrace", "retrace")}, "operators must be different, got 'retrace' twice"),
+        ({"settings": "hidden"}, "settings as name=value, got 'hidden'"),
+        ({"seeds": 0}, "seeds must be at least 1, got 0"),
+        ({"steps": 70}, "steps must be a multiple of update_every 50, got 70"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_run(settings, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        control(Settings(**{"tasks": ("Pendulum-v1",), "steps": 100, **settings}), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_lengths_of_time():

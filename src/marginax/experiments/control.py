@@ -40,19 +40,10 @@ def run_task(
 
     Leaves `metrics-<k>-of-<n>.csv` and `.json` (settings, timing, whether it is finished) in the folder.
     """
-    from marginax.deep.config import TD3Config
-    from marginax.deep.population import COLUMNS, Population, PopulationConfig
+    from marginax.deep.population import COLUMNS, Population
 
-    seeds = range(settings.first_seed, settings.first_seed + settings.seeds)
-    groups, mine = _share(settings.operators, list(seeds), shard)
-    config = PopulationConfig(
-        simulator=task,
-        groups={name: TD3Config(**agent_settings(name, settings.settings)) for name in groups},
-        seeds=tuple(mine),
-        steps=settings.steps,
-        evaluate_every=settings.evaluate_every,
-        episodes=settings.episodes,
-    )
+    config = _population(settings, task, shard)
+    groups = config.groups
     base = folder / f"metrics-{shard[0]}-of-{shard[1]}"
     if _finished(base, config.to_json()):
         return True
@@ -83,6 +74,50 @@ def run_task(
         flush=True,
     )
     return population.finished
+
+
+def _population(settings: Settings, task: str, shard: tuple[int, int] = (0, 1)) -> Any:
+    """The population of a task, or the share `shard` of it."""
+    from marginax.deep.population import PopulationConfig
+
+    seeds = range(settings.first_seed, settings.first_seed + settings.seeds)
+    operators, mine = _share(settings.operators, list(seeds), shard)
+    return PopulationConfig(
+        simulator=task,
+        groups={name: _agent(name, settings.settings) for name in operators},
+        seeds=tuple(mine),
+        steps=settings.steps,
+        evaluate_every=settings.evaluate_every,
+        episodes=settings.episodes,
+    )
+
+
+def _agent(operator: str, common: str) -> Any:
+    """The agent of an operator, with errors that name it."""
+    from marginax.deep.config import TD3Config
+
+    values, known = agent_settings(operator, common), [field.name for field in dataclasses.fields(TD3Config)]
+    for name in values:
+        if name not in known:
+            raise ValueError(f"operators: {operator!r} has no setting {name!r}: choose of {', '.join(known)}")
+    try:
+        return TD3Config(**values)
+    except ValueError as error:
+        raise ValueError(f"operators: {operator!r}: {error}") from None
+
+
+def _check(settings: Settings) -> None:
+    """Find what is wrong with the settings before anything is run."""
+    from marginax.simulators import make
+
+    if settings.seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {settings.seeds}")
+    for name in settings.operators:
+        if settings.operators.count(name) > 1:
+            raise ValueError(f"operators must be different, got {name!r} twice")
+    for task in settings.tasks:
+        _population(settings, task)
+        make(task, seed=0).close()
 
 
 def _share(operators: Sequence[str], seeds: list[int], shard: tuple[int, int]) -> tuple[list[str], list[int]]:
@@ -169,6 +204,7 @@ def control(
     True
     """
     deadline = None if time_limit is None else time.monotonic() + seconds(time_limit)
+    _check(settings)
     folder = out / "control"
     folder.mkdir(parents=True, exist_ok=True)
     finished = True
