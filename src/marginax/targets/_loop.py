@@ -97,10 +97,10 @@ def _packed(terms: Terms, arrays: Sequence[Array], axis: int) -> tuple[Terms, li
 def _narrow(arrays: Sequence[Array], axis: int, length: int, dtype: DTypeLike) -> int:
     """How many sequences a narrow block has, so that XLA makes one kernel of its loop."""
     sizes = [x.dtype.itemsize for x in arrays if x.ndim]
-    # Beside the arrays, the carry is read and written, and value, carry and target are met once more for the result.
-    touched = sum(sizes) + 5 * jnp.dtype(dtype).itemsize
-    most = 8 if axis == 1 and length * max(sizes) % ALIKE == 0 else 16
-    return next((width for width in (16, 8, 4, 2) if width <= most and width * touched <= STEP_BYTES), 1)
+    # Beside the arrays, the carry is read and written; then it is read, and targets are written.
+    touched = sum(sizes) + 4 * jnp.dtype(dtype).itemsize
+    most = 32 if axis == 0 else 8 if length * max(sizes) % ALIKE == 0 else 16
+    return next((width for width in (32, 16, 8, 4, 2) if width <= most and width * touched <= STEP_BYTES), 1)
 
 
 def _in_blocks(
