@@ -25,7 +25,7 @@ IN_CACHE = 2**16  # entries of an array, where some five of them are about what 
 STEP_BYTES = 768  # what the step of a narrow block may touch: XLA's limit is 1024, with bookkeeping
 LEAST_ROW = 64  # sequences up to which a row is not worth a round of the runtime
 SHORT_ROW = 2048  # bytes up to which a row is read from its end, see `_in_blocks`
-ALIKE = 2048  # columns of arrays whose rows lie a multiple of so many bytes apart compete for the same cache lines
+ALIKE = 1024  # columns of arrays whose rows lie a multiple of so many bytes apart compete for the same cache lines
 
 # From what the arrays hold at a step to its value, increment and coefficient.
 Terms = Callable[..., tuple[Array, Array, Array]]
