@@ -15,10 +15,10 @@ MOST_NUMBERS = 4_000_000  # of a resampled array in memory at once
 def number(value: float) -> str:
     """A number as a reader wants it: three digits, thousands in full.
 
-    >>> number(0.12345), number(-1718.2), number(1e12)
-    ('0.123', '-1,718', '1e+12')
+    >>> number(0.12345), number(999.7), number(-1718.2), number(1e12)
+    ('0.123', '1,000', '-1,718', '1e+12')
     """
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e9 else f"{value:.3g}"
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ def peng(
     Array([2.25, 3.  ], dtype=float32)
     """
     given = checked(None, v_next, rewards, discounts, truncated, valid)
+    # An array even if all traces are one number: the last step has none after it, and bootstraps in full.
     later = shifted(jnp.broadcast_to(floats("traces", traces, given.values), given.values.shape))
     return targets(_peng_form, (given, later), stop_gradient, backend)
 
