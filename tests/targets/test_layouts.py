@@ -15,8 +15,10 @@ from marginax import targets
 from reference import targets as naive
 
 CLIPS = {"clip": 1.2, "rho_clip": 1.5, "decay": 0.9}
-# T and B: less than one block of sequences, whole blocks, a rest; beyond the cache in long rows, blocks and short rows
+# T and B: less than one block of sequences, whole blocks, a rest; beyond the cache in long rows, blocks and short rows;
+# turns of two and of four steps; large arrays
 SIZES = [(1, 1), (1, 9), (5, 3), (5, 32), (5, 41), (3, 22001), (1030, 64), (160, 430)]
+SIZES += [(2, 7), (4, 3), (6, 41), (8, 41), (2100, 500)]
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -47,7 +49,7 @@ BATCHED = {
 }
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(seed=seeds, size=st.sampled_from(SIZES), inside=st.booleans(), axis=st.sampled_from([0, 1]))
 def test_a_batch_is_its_sequences_one_by_one(seed, size, inside, axis):
     """`axis` is the batch's, and `inside` says whether the ratios are clipped on the way, which makes another loop."""
@@ -63,7 +65,7 @@ def test_a_batch_is_its_sequences_one_by_one(seed, size, inside, axis):
 
 
 @pytest.mark.parametrize("estimate", [targets.multi_step, targets.marginalized])
-@pytest.mark.parametrize("size", [(5, 41), (3, 22001), (160, 430)])
+@pytest.mark.parametrize("size", [(5, 41), (6, 41), (8, 41), (3, 22001), (160, 430)])
 def test_other_targets_agree_with_the_associative_scan(estimate, size):
     length, count = size
     arrays = batch(7, count, length)
@@ -121,7 +123,7 @@ def test_numbers_that_differ_from_sequence_to_sequence():
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("options", [{}, CLIPS])
-@pytest.mark.parametrize("count", [3, 22000])
+@pytest.mark.parametrize("count", [3, 22000, 2**18])
 def test_nan_is_never_read_in_a_batch(axis, options, count):
     arrays = batch(8, count, 4)
     arrays[3][:, 1], arrays[6][:, 2] = 0, True  # the second step ends an episode, the third is cut
@@ -191,12 +193,15 @@ def test_a_clip_is_a_number(name):
         targets.vtrace(*batch(0, 5), **{name: np.ones(5)})
 
 
+@pytest.mark.parametrize("length", [8, 10, 11])  # turns of four steps, of two, and of one
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_narrow_blocks_are_one_kernel(axis, x64):
+def test_narrow_blocks_are_one_kernel(axis, x64, length):
     """XLA must not step through the loop by its runtime, ten times slower; this is its choice, and may need a smaller block."""
     with jax.enable_x64(x64):
-        arrays = [np.moveaxis(x, 0, axis) for x in batch(0, 40, 8, dtype=np.float64 if x64 else np.float32)]
+        arrays = [
+            np.moveaxis(x, 0, axis) for x in batch(0, 40, length, dtype=np.float64 if x64 else np.float32)
+        ]
         for options in ({}, CLIPS):
             function = jax.vmap(partial(targets.vtrace, **options), in_axes=axis, out_axes=axis)
             program = jax.jit(function).lower(*arrays).compile()

@@ -8,7 +8,9 @@ What costs on a CPU are the turns of XLA's loop and the passes over whole arrays
 - With time first and more than the cache holds, narrow blocks would jump about in memory: there a step is a whole row.
 - The terms of a step can be formed in the loop, from arrays as they are, and nothing is written but targets. Or they are
   formed in one pass before it, on all cores: better if the arrays are still to be computed, which XLA does in the same
-  pass, or if each step reads columns of arrays beyond the cache.
+  pass, or if each step reads columns of arrays beyond the cache. For large arrays with time first, something between: the
+  pass forms what takes most arrays, where the targets will be, and the loop forms the coefficients.
+- Columns of pairs are taken four steps at a time, or two: so are the addresses, and targets are written side by side.
 
 The numbers below come from `benchmarks/targets.py` on two cores. They decide on speed only.
 """
@@ -22,6 +24,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike
 
 IN_CACHE = 2**16  # entries of an array, where some five of them are about what one core's cache holds
+LARGE = 2**20  # entries of an array, from which on levels formed on all cores are better with time first, too
+TILES = {4: 4, 2: 8}  # where pairs are read with time last: steps of a turn, and of how many sequences
 STEP_BYTES = 768  # what the step of a narrow block may touch: XLA's limit is 1024, with bookkeeping
 LEAST_ROW = 64  # sequences up to which a row is not worth a round of the runtime
 SHORT_ROW = 2048  # bytes up to which a row is read from its end, see `_in_blocks`
@@ -72,13 +76,19 @@ def targets_by_loop(
         return jnp.moveaxis(targets_by_loop(terms, arrays, 0, dtype, in_loop), 0, axis)
     batch, axis = (math.prod(after), 0) if after else (math.prod(before), 1)
     arrays = [x if x.ndim == 0 else x.reshape(_placed(axis, length, batch)) for x in arrays]
-    fits = length * batch <= IN_CACHE
-    if not (in_loop and (fits or axis == 0)):
+    size, rows = length * batch, axis == 0 and batch > LEAST_ROW
+    steps, levels = 1, None
+    if not in_loop or (axis == 1 and size > IN_CACHE):
         terms, arrays = _packed(terms, arrays, axis)
-    rows = axis == 0 and batch > LEAST_ROW and not (in_loop and fits)
-    width = batch if rows else min(batch, _narrow(arrays, axis, length, dtype))
+        steps = math.gcd(length, max(TILES)) if axis == 1 else 1
+    elif size <= IN_CACHE:
+        rows = False
+    elif rows and size >= LARGE:
+        levels = _levels(terms, arrays, axis)[0]
+    width = batch if rows else min(batch, _narrow(arrays, axis, length, steps, dtype))
     downwards = rows and batch * jnp.dtype(dtype).itemsize <= SHORT_ROW
-    return _in_blocks(terms, arrays, axis, length, batch, width, downwards, dtype).reshape(shape)
+    tile = steps, width
+    return _in_blocks(terms, arrays, axis, length, batch, tile, downwards, dtype, levels).reshape(shape)
 
 
 def _placed(axis, time, sequence):
@@ -86,16 +96,23 @@ def _placed(axis, time, sequence):
     return (time, sequence) if axis == 0 else (sequence, time)
 
 
-def _packed(terms: Terms, arrays: Sequence[Array], axis: int) -> tuple[Terms, list[Array]]:
-    """One complex number a step, for a loop on the targets themselves: `z[t] = level[t] + a[t] z[t+1]`, `y = z - values`."""
+def _levels(terms: Terms, arrays: Sequence[Array], axis: int) -> tuple[Array, Array]:
+    """Level and coefficient, for a loop on the targets themselves: `z[t] = level[t] + a[t] z[t+1]`, `y = z - values`."""
     value, increment, coefficient = jnp.broadcast_arrays(*terms(*arrays))
-    level = value + increment - coefficient * zero_where(coefficient == 0, shifted(value, axis))
-    pairs = jax.lax.complex(level, coefficient)
+    later = zero_where(coefficient == 0, shifted(value, axis))
+    return value + increment - coefficient * later, coefficient
+
+
+def _packed(terms: Terms, arrays: Sequence[Array], axis: int) -> tuple[Terms, list[Array]]:
+    """One complex number a step, its level and its coefficient."""
+    pairs = jax.lax.complex(*_levels(terms, arrays, axis))
     return lambda pair: (jnp.zeros_like(pair.real), pair.real, pair.imag), [pairs]
 
 
-def _narrow(arrays: Sequence[Array], axis: int, length: int, dtype: DTypeLike) -> int:
+def _narrow(arrays: Sequence[Array], axis: int, length: int, steps: int, dtype: DTypeLike) -> int:
     """How many sequences a narrow block has, so that XLA makes one kernel of its loop."""
+    if steps > 1:
+        return TILES[steps] * 4 // jnp.dtype(dtype).itemsize
     sizes = [x.dtype.itemsize for x in arrays if x.ndim]
     # Beside the arrays, the carry is read and written; then it is read, and targets are written.
     touched = sum(sizes) + 4 * jnp.dtype(dtype).itemsize
@@ -109,16 +126,22 @@ def _in_blocks(
     axis: int,
     length: int,
     batch: int,
-    width: int,
+    tile: tuple[int, int],
     downwards: bool,
     dtype: DTypeLike,
+    levels: Array | None,
 ) -> Array:
-    """The loop: blocks of `width` sequences one after another, in each the steps from the last to the first.
+    """The loop: blocks of sequences one after another, in each the steps from the last to the first.
+
+    A tile is what a turn of the loop takes: so many steps (a divisor of all) of so many sequences. Levels, if
+    given, are replaced by targets in place, and of the terms nothing but the coefficient is formed; then one block must
+    take the whole batch.
 
     Rows are met from the last to the first. `downwards`, each is read from its end, too, so that memory is read in one
     direction, which processors foresee (1.4 times faster for 4,096 steps by 256 sequences).
     """
-    take = partial(jax.lax.dynamic_slice, slice_sizes=_placed(axis, 1, width), allow_negative_indices=False)
+    steps, width = tile
+    take = partial(jax.lax.dynamic_slice, slice_sizes=_placed(axis, *tile), allow_negative_indices=False)
     put = partial(jax.lax.dynamic_update_slice, allow_negative_indices=False)
     turned = partial(jax.lax.rev, dimensions=(1 - axis,)) if downwards else lambda x: x
 
@@ -128,15 +151,22 @@ def _in_blocks(
 
         def turn(count: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
             following, targets = state
-            here = _placed(axis, length - 1 - count, first)
+            here = _placed(axis, length - steps - count * steps, first)
             entries = (x if x.ndim == 0 else turned(take(x, here)) for x in arrays)
-            value, increment, coefficient = terms(*entries)
-            total = step(following, increment, coefficient)
-            return total, put(targets, turned(value + total), here)
+            value, increment, coefficient = jnp.broadcast_arrays(*terms(*entries))
+            if levels is not None:
+                value, increment = jnp.zeros_like(value), turned(take(targets, here))
+            totals = []
+            for i in reversed(range(steps)):
+                here_only = partial(jax.lax.slice_in_dim, start_index=i, limit_index=i + 1, axis=axis)
+                following = step(following, here_only(increment), here_only(coefficient))
+                totals.append(following)
+            total = jnp.concatenate(totals[::-1], axis)
+            return following, put(targets, turned(value + total), here)
 
-        return jax.lax.fori_loop(0, length, turn, (start, targets))[1]
+        return jax.lax.fori_loop(0, length // steps, turn, (start, targets))[1]
 
     # Made like an array, so as to vary over the same devices under `jax.shard_map`.
     nothing = jnp.zeros_like(max(arrays, key=jnp.ndim), dtype)
     start = jax.lax.slice(nothing, (0, 0), _placed(axis, 1, width))
-    return jax.lax.fori_loop(0, -(-batch // width), block, nothing)
+    return jax.lax.fori_loop(0, -(-batch // width), block, nothing if levels is None else levels)
