@@ -28,7 +28,7 @@ LARGE = 2**20  # entries of an array, from which on levels formed on all cores a
 TILES = {4: 4, 2: 8}  # where pairs are read with time last: steps of a turn, and of how many sequences
 STEP_BYTES = 768  # what the step of a narrow block may touch: XLA's limit is 1024, with bookkeeping
 LEAST_ROW = 64  # sequences up to which a row is not worth a round of the runtime
-SHORT_ROW = 2048  # bytes up to which a row is read from its end, see `_in_blocks`
+SHORT_ROW = 2048  # bytes up to which rows are taken two at a time, and read from their end, see `_in_blocks`
 ALIKE = 1024  # columns of arrays whose rows lie a multiple of so many bytes apart compete for the same cache lines
 
 # From what the arrays hold at a step to its value, increment and coefficient.
@@ -77,6 +77,7 @@ def targets_by_loop(
     batch, axis = (math.prod(after), 0) if after else (math.prod(before), 1)
     arrays = [x if x.ndim == 0 else x.reshape(_placed(axis, length, batch)) for x in arrays]
     size, rows = length * batch, axis == 0 and batch > LEAST_ROW
+    short = batch * jnp.dtype(dtype).itemsize <= SHORT_ROW
     steps, levels = 1, None
     if not in_loop or (axis == 1 and size > IN_CACHE):
         terms, arrays = _packed(terms, arrays, axis)
@@ -85,9 +86,11 @@ def targets_by_loop(
         rows = False
     elif rows and size >= LARGE:
         levels = _levels(terms, arrays, axis)[0]
-    width = batch if rows else min(batch, _narrow(arrays, axis, length, steps, dtype))
-    downwards = rows and batch * jnp.dtype(dtype).itemsize <= SHORT_ROW
-    tile = steps, width
+    if rows:
+        tile = math.gcd(length, 2) if short else 1, batch
+    else:
+        tile = steps, min(batch, _narrow(arrays, axis, length, steps, dtype))
+    downwards = rows and short
     return _in_blocks(terms, arrays, axis, length, batch, tile, downwards, dtype, levels).reshape(shape)
 
 
