@@ -18,7 +18,7 @@ CLIPS = {"clip": 1.2, "rho_clip": 1.5, "decay": 0.9}
 # T and B: less than one block of sequences, whole blocks, a rest; beyond the cache in long rows, blocks and short rows;
 # turns of two and of four steps; large arrays
 SIZES = [(1, 1), (1, 9), (5, 3), (5, 32), (5, 41), (3, 22001), (1030, 64), (160, 430)]
-SIZES += [(2, 7), (4, 3), (6, 41), (8, 41), (2100, 500)]
+SIZES += [(2, 7), (4, 3), (6, 41), (8, 41), (36, 1901), (38, 1901), (2100, 500), (2101, 500)]
 seeds = st.integers(0, 2**32 - 1)
 
 

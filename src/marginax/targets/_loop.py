@@ -24,6 +24,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike
 
 IN_CACHE = 2**16  # entries of an array, where some five of them are about what one core's cache holds
+FEW_STEPS = (
+    16  # with time last, up to so many of them the columns of a block lie together in the cache in any case
+)
 LARGE = 2**20  # entries of an array, from which on levels formed on all cores are better with time first, too
 TILES = {4: 4, 2: 8}  # where pairs are read with time last: steps of a turn, and of how many sequences
 STEP_BYTES = 768  # what the step of a narrow block may touch: XLA's limit is 1024, with bookkeeping
@@ -79,7 +82,7 @@ def targets_by_loop(
     size, rows = length * batch, axis == 0 and batch > LEAST_ROW
     short = batch * jnp.dtype(dtype).itemsize <= SHORT_ROW
     steps, levels = 1, None
-    if not in_loop or (axis == 1 and size > IN_CACHE):
+    if not in_loop or (axis == 1 and size > IN_CACHE and length > FEW_STEPS):
         terms, arrays = _packed(terms, arrays, axis)
         steps = math.gcd(length, max(TILES)) if axis == 1 else 1
     elif size <= IN_CACHE:
