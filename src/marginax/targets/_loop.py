@@ -10,7 +10,7 @@ What costs on a CPU are the turns of XLA's loop and the passes over whole arrays
   formed in one pass before it, on all cores: better if the arrays are still to be computed, which XLA does in the same
   pass, or if each step reads columns of arrays beyond the cache. For large arrays with time first, something between: the
   pass forms what takes most arrays, where the targets will be, and the loop forms the coefficients.
-- Columns of pairs are taken four steps at a time, or two: so are the addresses, and targets are written side by side.
+- Columns of pairs are taken four steps at a time, or two: there are fewer turns, and targets are written side by side.
 
 The numbers below come from `benchmarks/targets.py` on two cores. They decide on speed only.
 """
@@ -24,9 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike
 
 IN_CACHE = 2**16  # entries of an array, where some five of them are about what one core's cache holds
-FEW_STEPS = (
-    16  # with time last, up to so many of them the columns of a block lie together in the cache in any case
-)
+FEW_STEPS = 16  # with time last, up to so many of them the columns of a block lie together in any case
 LARGE = 2**20  # entries of an array, from which on levels formed on all cores are better with time first, too
 TILES = {4: 4, 2: 8}  # where pairs are read with time last: steps of a turn, and of how many sequences
 STEP_BYTES = 768  # what the step of a narrow block may touch: XLA's limit is 1024, with bookkeeping
@@ -93,8 +91,7 @@ def targets_by_loop(
         tile = math.gcd(length, 2) if short else 1, batch
     else:
         tile = steps, min(batch, _narrow(arrays, axis, length, steps, dtype))
-    downwards = rows and short
-    return _in_blocks(terms, arrays, axis, length, batch, tile, downwards, dtype, levels).reshape(shape)
+    return _in_blocks(terms, arrays, axis, tile, rows and short, dtype, levels).reshape(shape)
 
 
 def _placed(axis, time, sequence):
@@ -130,8 +127,6 @@ def _in_blocks(
     terms: Terms,
     arrays: Sequence[Array],
     axis: int,
-    length: int,
-    batch: int,
     tile: tuple[int, int],
     downwards: bool,
     dtype: DTypeLike,
@@ -146,14 +141,17 @@ def _in_blocks(
     Rows are met from the last to the first. `downwards`, each is read from its end, too, so that memory is read in one
     direction, which processors foresee (1.4 times faster for 4,096 steps by 256 sequences).
     """
-    steps, width = tile
+    # Made like an array, so as to vary over the same devices under `jax.shard_map`.
+    nothing = jnp.zeros_like(max(arrays, key=jnp.ndim), dtype)
+    (length, batch), (steps, width) = _placed(axis, *nothing.shape), tile
+    start = jax.lax.slice(nothing, (0, 0), _placed(axis, 1, width))
     take = partial(jax.lax.dynamic_slice, slice_sizes=_placed(axis, *tile), allow_negative_indices=False)
     put = partial(jax.lax.dynamic_update_slice, allow_negative_indices=False)
     turned = partial(jax.lax.rev, dimensions=(1 - axis,)) if downwards else lambda x: x
 
     def block(number: Array, targets: Array) -> Array:
-        # The last block may repeat some sequences of the one before.
-        first = jnp.minimum(number * width, batch - width)
+        # Slices are moved back into the arrays: the last block may repeat some sequences of the one before.
+        first = number * width
 
         def turn(count: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
             following, targets = state
@@ -164,15 +162,12 @@ def _in_blocks(
                 value, increment = jnp.zeros_like(value), turned(take(targets, here))
             totals = []
             for i in reversed(range(steps)):
-                here_only = partial(jax.lax.slice_in_dim, start_index=i, limit_index=i + 1, axis=axis)
-                following = step(following, here_only(increment), here_only(coefficient))
+                at = partial(jax.lax.slice_in_dim, start_index=i, limit_index=i + 1, axis=axis)
+                following = step(following, at(increment), at(coefficient))
                 totals.append(following)
             total = jnp.concatenate(totals[::-1], axis)
             return following, put(targets, turned(value + total), here)
 
         return jax.lax.fori_loop(0, length // steps, turn, (start, targets))[1]
 
-    # Made like an array, so as to vary over the same devices under `jax.shard_map`.
-    nothing = jnp.zeros_like(max(arrays, key=jnp.ndim), dtype)
-    start = jax.lax.slice(nothing, (0, 0), _placed(axis, 1, width))
     return jax.lax.fori_loop(0, -(-batch // width), block, nothing if levels is None else levels)
