@@ -139,6 +139,23 @@ def test_nan_is_never_read_in_a_batch(axis, options, count):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("options", [{}, CLIPS])
+@pytest.mark.parametrize("size", [(5, 8), (44, 1601), (300, 301)])
+def test_no_sequence_reads_another(axis, options, size):
+    length, count = size
+    arrays = batch(9, count, length)
+    poisoned = [x.copy() for x in arrays]
+    for array in poisoned[:6]:
+        array[1::2] = np.nan
+    function = jax.jit(jax.vmap(partial(targets.vtrace, **options), in_axes=axis, out_axes=axis))
+    result, clean = (
+        np.moveaxis(np.asarray(function(*(np.moveaxis(x, 0, axis) for x in xs))), axis, 0)
+        for xs in (poisoned, arrays)
+    )
+    np.testing.assert_array_equal(result[::2], clean[::2])
+
+
+@pytest.mark.parametrize("axis", [0, 1])
 def test_gradients_of_a_batch(axis):
     """The gradient of the batch is the batch of gradients, and that of clipping beforehand."""
     arrays = [jnp.moveaxis(x, 0, axis) for x in batch(9, 3, 6)]

@@ -21,9 +21,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, DTypeLike
 
 IN_CACHE = 2**16  # entries of an array, where some five of them are about what one core's cache holds
+BRIEF = 256  # with time last, steps up to which rows of existing arrays are shifted without an end, see `_next_in_memory`
 FEW_STEPS = 16  # with time last, up to so many of them the columns of a block lie together in any case
 LARGE = 2**20  # entries of an array, from which on levels formed on all cores are better with time first, too
 TILES = {4: 4, 2: 8}  # where pairs are read with time last: steps of a turn, and of how many sequences
@@ -81,7 +83,7 @@ def targets_by_loop(
     short = batch * jnp.dtype(dtype).itemsize <= SHORT_ROW
     steps, levels = 1, None
     if not in_loop or (axis == 1 and size > IN_CACHE and length > FEW_STEPS):
-        terms, arrays = _packed(terms, arrays, axis)
+        terms, arrays = _packed(terms, arrays, axis, endless=axis == 1 and in_loop and length <= BRIEF)
         steps = math.gcd(length, max(TILES)) if axis == 1 else 1
     elif size <= IN_CACHE:
         rows = False
@@ -99,17 +101,56 @@ def _placed(axis, time, sequence):
     return (time, sequence) if axis == 0 else (sequence, time)
 
 
-def _levels(terms: Terms, arrays: Sequence[Array], axis: int) -> tuple[Array, Array]:
+def _levels(terms: Terms, arrays: Sequence[Array], axis: int, endless: bool = False) -> tuple[Array, Array]:
     """Level and coefficient, for a loop on the targets themselves: `z[t] = level[t] + a[t] z[t+1]`, `y = z - values`."""
     value, increment, coefficient = jnp.broadcast_arrays(*terms(*arrays))
-    later = zero_where(coefficient == 0, shifted(value, axis))
-    return value + increment - coefficient * later, coefficient
+    if endless:
+        not_last = np.arange(value.shape[1]) < value.shape[1] - 1
+        later, factor = _next_in_memory(value), coefficient * not_last.astype(value.dtype)
+    else:
+        later, factor = shifted(value, axis), coefficient
+    return value + increment - factor * zero_where(factor == 0, later), coefficient
 
 
-def _packed(terms: Terms, arrays: Sequence[Array], axis: int) -> tuple[Terms, list[Array]]:
-    """One complex number a step, its level and its coefficient."""
-    pairs = jax.lax.complex(*_levels(terms, arrays, axis))
-    return lambda pair: (jnp.zeros_like(pair.real), pair.real, pair.imag), [pairs]
+def _next_in_memory(rows: Array) -> Array:
+    """`shifted` along rows, but at its end each holds what the next one begins with (the last one, a zero).
+
+    An end within the rows would leave the processor some single numbers in each, beside its vectors.
+    """
+    length = rows.shape[1]
+    body = rows.reshape(-1)[1 : rows.size - length + 1].reshape(-1, length)
+    return jnp.concatenate([body, shifted(rows[-1:], 1)])
+
+
+def _packed(terms: Terms, arrays: Sequence[Array], axis: int, endless: bool) -> tuple[Terms, list[Array]]:
+    """One number a step for both its level and its coefficient.
+
+    In single precision that is an integer of 64 bits, which a processor reads at once. A complex number, as in double
+    precision, is read one part after the other.
+    """
+    level, coefficient = _levels(terms, arrays, axis, endless)
+    single = level.dtype == jnp.float32
+    pairs = _joined(level, coefficient) if single else jax.lax.complex(level, coefficient)
+
+    def terms_of_pairs(pair: Array) -> tuple[Array, Array, Array]:
+        increment, coefficient = _halves(pair) if single else (pair.real, pair.imag)
+        return jnp.zeros((), level.dtype), increment, coefficient
+
+    return terms_of_pairs, [pairs]
+
+
+def _joined(low: Array, high: Array) -> Array:
+    """Two numbers of 32 bits as one of 64, which JAX would not make unless it is told to."""
+    with jax.enable_x64(True):
+        low, high = (jax.lax.bitcast_convert_type(x, jnp.uint32).astype(jnp.uint64) for x in (low, high))
+        return low | high << jnp.uint64(32)
+
+
+def _halves(pair: Array) -> tuple[Array, Array]:
+    """What was `_joined`."""
+    with jax.enable_x64(True):
+        low, high = (x.astype(jnp.uint32) for x in (pair, pair >> jnp.uint64(32)))
+    return jax.lax.bitcast_convert_type(low, jnp.float32), jax.lax.bitcast_convert_type(high, jnp.float32)
 
 
 def _narrow(arrays: Sequence[Array], axis: int, length: int, steps: int, dtype: DTypeLike) -> int:
