@@ -15,10 +15,11 @@ from marginax import targets
 from reference import targets as naive
 
 CLIPS = {"clip": 1.2, "rho_clip": 1.5, "decay": 0.9}
-# T and B: less than one block of sequences, whole blocks, a rest; beyond the cache in long rows, blocks and short rows;
-# turns of two and of four steps; large arrays
-SIZES = [(1, 1), (1, 9), (5, 3), (5, 32), (5, 41), (3, 22001), (1030, 64), (160, 430)]
-SIZES += [(2, 7), (4, 3), (6, 41), (8, 41), (36, 1901), (38, 1901), (2100, 500), (2101, 500)]
+# T and B: less than one block of sequences, a tiny batch, whole blocks, a rest; rows in the cache; beyond it long rows,
+# blocks, short rows and one block; turns of two and of four steps; large arrays
+SIZES = [(1, 1), (1, 9), (5, 3), (5, 32), (8, 41), (40, 32), (35, 41), (36, 41), (38, 41)]
+SIZES += [(20, 300), (21, 300), (130, 300), (3, 22001), (8, 8301), (1030, 64), (160, 430), (2100, 32)]
+SIZES += [(36, 1901), (38, 1901), (2100, 500), (2101, 500)]
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -65,7 +66,7 @@ def test_a_batch_is_its_sequences_one_by_one(seed, size, inside, axis):
 
 
 @pytest.mark.parametrize("estimate", [targets.multi_step, targets.marginalized])
-@pytest.mark.parametrize("size", [(5, 41), (6, 41), (8, 41), (3, 22001), (160, 430)])
+@pytest.mark.parametrize("size", [(5, 41), (35, 41), (36, 41), (38, 41), (20, 300), (3, 22001), (160, 430)])
 def test_other_targets_agree_with_the_associative_scan(estimate, size):
     length, count = size
     arrays = batch(7, count, length)
@@ -123,7 +124,7 @@ def test_numbers_that_differ_from_sequence_to_sequence():
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("options", [{}, CLIPS])
-@pytest.mark.parametrize("count", [3, 22000, 2**18])
+@pytest.mark.parametrize("count", [3, 40, 300, 22000, 2**18])
 def test_nan_is_never_read_in_a_batch(axis, options, count):
     arrays = batch(8, count, 4)
     arrays[3][:, 1], arrays[6][:, 2] = 0, True  # the second step ends an episode, the third is cut
@@ -140,7 +141,7 @@ def test_nan_is_never_read_in_a_batch(axis, options, count):
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("options", [{}, CLIPS])
-@pytest.mark.parametrize("size", [(5, 8), (44, 1601), (300, 301)])
+@pytest.mark.parametrize("size", [(5, 8), (5, 40), (50, 40), (20, 300), (44, 1601), (300, 301)])
 def test_no_sequence_reads_another(axis, options, size):
     length, count = size
     arrays = batch(9, count, length)
@@ -210,19 +211,26 @@ def test_a_clip_is_a_number(name):
         targets.vtrace(*batch(0, 5), **{name: np.ones(5)})
 
 
-@pytest.mark.parametrize("length", [8, 10, 11])  # turns of four steps, of two, and of one
+@pytest.mark.parametrize("length", [40, 42, 43])  # turns of four steps, of two, and of one
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_narrow_blocks_are_one_kernel(axis, x64, length):
     """XLA must not step through the loop by its runtime, ten times slower; this is its choice, and may need a smaller block."""
     with jax.enable_x64(x64):
-        arrays = [
-            np.moveaxis(x, 0, axis) for x in batch(0, 40, length, dtype=np.float64 if x64 else np.float32)
-        ]
-        for options in ({}, CLIPS):
-            function = jax.vmap(partial(targets.vtrace, **options), in_axes=axis, out_axes=axis)
-            program = jax.jit(function).lower(*arrays).compile()
-            assert 'xla_cpu_small_call="true"' in program.as_text()
+        arrays = batch(0, 40, length, dtype=np.float64 if x64 else np.float32)
+        assert_one_kernel(axis, arrays)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_tiny_batch_is_one_kernel(axis):
+    assert_one_kernel(axis, batch(0, 32, 8))
+
+
+def assert_one_kernel(axis, arrays):
+    for options in ({}, CLIPS):
+        function = jax.vmap(partial(targets.vtrace, **options), in_axes=axis, out_axes=axis)
+        program = jax.jit(function).lower(*(np.moveaxis(x, 0, axis) for x in arrays)).compile()
+        assert 'xla_cpu_small_call="true"' in program.as_text()
 
 
 def test_on_several_devices_and_without_a_compiler():

@@ -5,12 +5,14 @@ What costs on a CPU are the turns of XLA's loop and the passes over whole arrays
 - Nothing is transposed: a step reads a row where time comes first, and a column where it comes last.
 - XLA makes one kernel of a loop, some 17 ns a step, if a step touches less than 1 kB; otherwise each step takes a round of
   its runtime, 150 ns and more. So a batch is taken in narrow blocks of sequences, one block after another.
-- With time first and more than the cache holds, narrow blocks would jump about in memory: there a step is a whole row.
+- With time first, a step is a whole row if rows are wide, which makes up for the rounds, and beyond the cache, where narrow
+  blocks would jump about in memory.
 - The terms of a step can be formed in the loop, from arrays as they are, and nothing is written but targets. Or they are
   formed in one pass before it, on all cores: better if the arrays are still to be computed, which XLA does in the same
   pass, or if each step reads columns of arrays beyond the cache. For large arrays with time first, something between: the
   pass forms what takes most arrays, where the targets will be, and the loop forms the coefficients.
 - Columns of pairs are taken four steps at a time, or two: there are fewer turns, and targets are written side by side.
+- What is tiny is computed by one pass and one loop, with as little around them as can be.
 
 The numbers below come from `benchmarks/targets.py` on two cores. They decide on speed only.
 """
@@ -25,11 +27,15 @@ import numpy as np
 from jaxtyping import Array, DTypeLike
 
 IN_CACHE = 2**16  # entries of an array, where some five of them are about what one core's cache holds
-BRIEF = 256  # with time last, steps up to which rows of existing arrays are shifted without an end, see `_next_in_memory`
-FEW_STEPS = 16  # with time last, up to so many of them the columns of a block lie together in any case
+ENDLESS = range(16, 257)  # with time last, steps for which `_next_in_memory` shifts existing rows
 LARGE = 2**20  # entries of an array, from which on levels formed on all cores are better with time first, too
 TILES = {4: 4, 2: 8}  # where pairs are read with time last: steps of a turn, and of how many sequences
 STEP_BYTES = 768  # what the step of a narrow block may touch: XLA's limit is 1024, with bookkeeping
+TINY = 1024  # entries up to which levels and coefficients are formed before a loop that takes the whole batch at once
+SMALL = 10_000  # the same where a row is wide
+ONE_BLOCK = 128  # bytes of a row up to which such a loop is one kernel
+WIDE_ROW = 256  # sequences from which on a row is worth a round of the runtime in the cache, too
+MANY_STEPS = 128  # but not with so many steps, unless the cache is full
 LEAST_ROW = 64  # sequences up to which a row is not worth a round of the runtime
 SHORT_ROW = 2048  # bytes up to which rows are taken two at a time, and read from their end, see `_in_blocks`
 ALIKE = 1024  # columns of arrays whose rows lie a multiple of so many bytes apart compete for the same cache lines
@@ -80,20 +86,34 @@ def targets_by_loop(
     batch, axis = (math.prod(after), 0) if after else (math.prod(before), 1)
     arrays = [x if x.ndim == 0 else x.reshape(_placed(axis, length, batch)) for x in arrays]
     size, rows = length * batch, axis == 0 and batch > LEAST_ROW
-    short = batch * jnp.dtype(dtype).itemsize <= SHORT_ROW
+    row = batch * jnp.dtype(dtype).itemsize
+    wide = axis == 0 and batch >= WIDE_ROW
     steps, levels = 1, None
-    if not in_loop or (axis == 1 and size > IN_CACHE and length > FEW_STEPS):
-        terms, arrays = _packed(terms, arrays, axis, endless=axis == 1 and in_loop and length <= BRIEF)
+    if not in_loop or (axis == 1 and size > IN_CACHE):
+        endless = axis == 1 and in_loop and length in ENDLESS
+        terms, arrays = _packed(terms, arrays, axis, endless)
         steps = math.gcd(length, max(TILES)) if axis == 1 else 1
-    elif size <= IN_CACHE:
+    elif batch > _narrow(arrays, axis, length, 1, dtype) and (
+        size <= (SMALL if wide else TINY) or (axis == 0 and row <= ONE_BLOCK and size > IN_CACHE)
+    ):
+        levels, coefficient = _levels(terms, arrays, axis)
+        return _in_blocks(_given, [coefficient], axis, (1, batch), False, dtype, levels).reshape(shape)
+    elif size <= IN_CACHE and (not wide or (length >= MANY_STEPS and size < IN_CACHE)):
         rows = False
     elif rows and size >= LARGE:
         levels = _levels(terms, arrays, axis)[0]
+    short = rows and row <= SHORT_ROW
     if rows:
         tile = math.gcd(length, 2) if short else 1, batch
     else:
         tile = steps, min(batch, _narrow(arrays, axis, length, steps, dtype))
-    return _in_blocks(terms, arrays, axis, tile, rows and short, dtype, levels).reshape(shape)
+    return _in_blocks(terms, arrays, axis, tile, short, dtype, levels).reshape(shape)
+
+
+def _given(coefficient: Array) -> tuple[Array, Array, Array]:
+    """Terms of a loop on levels, where coefficients are formed before it, too."""
+    nothing = jnp.zeros((), coefficient.dtype)
+    return nothing, nothing, coefficient
 
 
 def _placed(axis, time, sequence):
@@ -115,7 +135,8 @@ def _levels(terms: Terms, arrays: Sequence[Array], axis: int, endless: bool = Fa
 def _next_in_memory(rows: Array) -> Array:
     """`shifted` along rows, but at its end each holds what the next one begins with (the last one, a zero).
 
-    An end within the rows would leave the processor some single numbers in each, beside its vectors.
+    An end within the rows would leave the processor some single numbers in each, beside its vectors. Rows of fewer than 16
+    numbers are unrolled by the compiler, and no vectors are made of them: there it does not pay.
     """
     length = rows.shape[1]
     body = rows.reshape(-1)[1 : rows.size - length + 1].reshape(-1, length)
