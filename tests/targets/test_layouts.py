@@ -65,6 +65,24 @@ def test_a_batch_is_its_sequences_one_by_one(seed, size, inside, axis):
         np.testing.assert_allclose(result[i], by_hand, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("options", [{}, CLIPS])
+@pytest.mark.parametrize("size", [(5, 40), (36, 41), (20, 300), (44, 1601), (4200, 16), (2100, 500)])
+def test_double_precision(axis, options, size):
+    """Blocks are half as wide, and pairs are complex numbers."""
+    length, count = size
+    arrays = batch(4, count, length, dtype=np.float64)
+    with jax.enable_x64(True):
+        function = jax.jit(jax.vmap(partial(targets.vtrace, **options), in_axes=axis, out_axes=axis))
+        result = np.moveaxis(np.asarray(function(*(np.moveaxis(x, 0, axis) for x in arrays))), axis, 0)
+    assert result.dtype == np.float64
+    if options:
+        *common, traces, rhos, truncated = arrays
+        arrays = [*common, 0.9 * np.minimum(1.2, traces), np.minimum(1.5, rhos), truncated]
+    for i in {0, 9 % count, count - 1}:
+        np.testing.assert_allclose(result[i], expected([x[i] for x in arrays]), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("estimate", [targets.multi_step, targets.marginalized])
 @pytest.mark.parametrize("size", [(5, 41), (35, 41), (36, 41), (38, 41), (20, 300), (3, 22001), (160, 430)])
 def test_other_targets_agree_with_the_associative_scan(estimate, size):
