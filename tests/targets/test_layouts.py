@@ -35,7 +35,7 @@ def batch(seed, *shape, dtype=np.float32):
 def clipped(arrays):
     """The arrays with the traces and ρ that `CLIPS` make of them."""
     *common, traces, rhos, truncated = arrays
-    return [*common, np.float32(0.9) * np.minimum(1.2, traces), np.minimum(1.5, rhos), truncated]
+    return [*common, traces.dtype.type(0.9) * np.minimum(1.2, traces), np.minimum(1.5, rhos), truncated]
 
 
 def expected(arrays):
@@ -76,9 +76,7 @@ def test_double_precision(axis, options, size):
         function = jax.jit(jax.vmap(partial(targets.vtrace, **options), in_axes=axis, out_axes=axis))
         result = np.moveaxis(np.asarray(function(*(np.moveaxis(x, 0, axis) for x in arrays))), axis, 0)
     assert result.dtype == np.float64
-    if options:
-        *common, traces, rhos, truncated = arrays
-        arrays = [*common, 0.9 * np.minimum(1.2, traces), np.minimum(1.5, rhos), truncated]
+    arrays = clipped(arrays) if options else arrays
     for i in {0, 9 % count, count - 1}:
         np.testing.assert_allclose(result[i], expected([x[i] for x in arrays]), rtol=1e-9, atol=1e-9)
 
