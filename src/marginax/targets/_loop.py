@@ -11,7 +11,8 @@ What costs on a CPU are the turns of XLA's loop and the passes over whole arrays
   formed in one pass before it, on all cores: better if the arrays are still to be computed, which XLA does in the same
   pass, or if each step reads columns of arrays beyond the cache. For large arrays with time first, something between: the
   pass forms what takes most arrays, where the targets will be, and the loop forms the coefficients.
-- Columns of pairs are taken four steps at a time, or two: there are fewer turns, and targets are written side by side.
+- Columns of pairs are taken four steps at a time, or two: there are fewer turns, and targets are written side by side. The
+  next turn reads what it needs of them where they were written; if it were handed over, XLA would compute it twice.
 - What is tiny is computed by one pass and one loop, with as little around them as can be.
 
 The numbers below come from `benchmarks/targets.py` on two cores. They decide on speed only.
@@ -19,7 +20,7 @@ The numbers below come from `benchmarks/targets.py` on two cores. They decide on
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +28,10 @@ import numpy as np
 from jaxtyping import Array, DTypeLike
 
 IN_CACHE = 2**16  # entries of an array, where some five of them are about what one core's cache holds
-ENDLESS = range(16, 257)  # with time last, steps for which `_next_in_memory` shifts existing rows
+IN_PAIRS = 2**15  # entries beyond which columns are read as pairs of level and coefficient
+ENDLESS = 16  # with time last, steps from which on `_next_in_memory` shifts existing rows
 LARGE = 2**20  # entries of an array, from which on levels formed on all cores are better with time first, too
-TILES = {4: 4, 2: 8}  # where pairs are read with time last: steps of a turn, and of how many sequences
+TILES = {4: 8, 2: 16}  # where pairs are read with time last: steps of a turn, and of how many sequences
 STEP_BYTES = 768  # what the step of a narrow block may touch: XLA's limit is 1024, with bookkeeping
 TINY = 1024  # entries up to which levels and coefficients are formed before a loop that takes the whole batch at once
 SMALL = 10_000  # the same where a row is wide
@@ -89,8 +91,8 @@ def targets_by_loop(
     row = batch * jnp.dtype(dtype).itemsize
     wide = axis == 0 and batch >= WIDE_ROW
     steps, levels = 1, None
-    if not in_loop or (axis == 1 and size > IN_CACHE):
-        endless = axis == 1 and in_loop and length in ENDLESS
+    if not in_loop or (axis == 1 and size > IN_PAIRS):
+        endless = axis == 1 and in_loop and length >= ENDLESS
         terms, arrays = _packed(terms, arrays, axis, endless)
         steps = math.gcd(length, max(TILES)) if axis == 1 else 1
     elif batch > _narrow(arrays, axis, length, 1, dtype) and (
@@ -185,6 +187,12 @@ def _narrow(arrays: Sequence[Array], axis: int, length: int, steps: int, dtype: 
     return next((width for width in (32, 16, 8, 4, 2) if width <= most and width * touched <= STEP_BYTES), 1)
 
 
+def _side_by_side(columns: list[Array]) -> Array:
+    """What `jnp.concatenate` makes of columns, in a form that the compiler writes as vectors."""
+    number = np.arange(len(columns))
+    return reduce(lambda left, i: jnp.where(number < i, left, columns[i]), number[1:], columns[0])
+
+
 def _in_blocks(
     terms: Terms,
     arrays: Sequence[Array],
@@ -196,7 +204,8 @@ def _in_blocks(
 ) -> Array:
     """The loop: blocks of sequences one after another, in each the steps from the last to the first.
 
-    A tile is what a turn of the loop takes: so many steps (a divisor of all) of so many sequences. Levels, if
+    A tile is what a turn of the loop takes: so many steps (a divisor of all) of so many sequences. With several steps and
+    time last, values must be zero, so that the last target written is what the next turn begins with. Levels, if
     given, are replaced by targets in place, and of the terms nothing but the coefficient is formed; then one block must
     take the whole batch.
 
@@ -207,7 +216,7 @@ def _in_blocks(
     nothing = jnp.zeros_like(max(arrays, key=jnp.ndim), dtype)
     (length, batch), (steps, width) = _placed(axis, *nothing.shape), tile
     start = jax.lax.slice(nothing, (0, 0), _placed(axis, 1, width))
-    take = partial(jax.lax.dynamic_slice, slice_sizes=_placed(axis, *tile), allow_negative_indices=False)
+    take = partial(jax.lax.dynamic_slice, slice_sizes=start.shape, allow_negative_indices=False)
     put = partial(jax.lax.dynamic_update_slice, allow_negative_indices=False)
     turned = partial(jax.lax.rev, dimensions=(1 - axis,)) if downwards else lambda x: x
 
@@ -217,18 +226,21 @@ def _in_blocks(
 
         def turn(count: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
             following, targets = state
-            here = _placed(axis, length - steps - count * steps, first)
-            entries = (x if x.ndim == 0 else turned(take(x, here)) for x in arrays)
-            value, increment, coefficient = jnp.broadcast_arrays(*terms(*entries))
-            if levels is not None:
-                value, increment = jnp.zeros_like(value), turned(take(targets, here))
-            totals = []
+            time = length - steps - count * steps
+            totals: list[Array] = []
             for i in reversed(range(steps)):
-                at = partial(jax.lax.slice_in_dim, start_index=i, limit_index=i + 1, axis=axis)
-                following = step(following, at(increment), at(coefficient))
-                totals.append(following)
-            total = jnp.concatenate(totals[::-1], axis)
-            return following, put(targets, turned(value + total), here)
+                here = _placed(axis, time + i, first)
+                entries = (x if x.ndim == 0 else turned(take(x, here)) for x in arrays)
+                value, increment, coefficient = jnp.broadcast_arrays(*terms(*entries))
+                if levels is not None:
+                    value, increment = jnp.zeros_like(value), turned(take(targets, here))
+                following = step(following, increment, coefficient)
+                totals.insert(0, value + following)
+            here = _placed(axis, time, first)
+            if steps == 1 or axis == 0:
+                return following, put(targets, turned(jnp.concatenate(totals, axis)), here)
+            targets = put(targets, _side_by_side(totals), here)
+            return take(targets, here), targets
 
         return jax.lax.fori_loop(0, length // steps, turn, (start, targets))[1]
 
