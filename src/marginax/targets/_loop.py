@@ -21,6 +21,7 @@ The numbers below come from `benchmarks/targets.py` on two cores. They decide on
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -216,9 +217,15 @@ def _in_blocks(
     nothing = jnp.zeros_like(max(arrays, key=jnp.ndim), dtype)
     (length, batch), (steps, width) = _placed(axis, *nothing.shape), tile
     start = jax.lax.slice(nothing, (0, 0), _placed(axis, 1, width))
-    take = partial(jax.lax.dynamic_slice, slice_sizes=start.shape, allow_negative_indices=False)
     put = partial(jax.lax.dynamic_update_slice, allow_negative_indices=False)
     turned = partial(jax.lax.rev, dimensions=(1 - axis,)) if downwards else lambda x: x
+    together = (
+        axis == 0 or steps == 1
+    )  # several rows are best read and written as one, several columns one by one
+
+    def take(array: Array, time: Array, first: Array, steps: int = 1) -> Array:
+        here, sizes = _placed(axis, time, first), _placed(axis, steps, width)
+        return jax.lax.dynamic_slice(array, here, sizes, allow_negative_indices=False)
 
     def block(number: Array, targets: Array) -> Array:
         # Slices are moved back into the arrays: the last block may repeat some sequences of the one before.
@@ -227,20 +234,28 @@ def _in_blocks(
         def turn(count: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
             following, targets = state
             time = length - steps - count * steps
-            totals: list[Array] = []
-            for i in reversed(range(steps)):
-                here = _placed(axis, time + i, first)
-                entries = (x if x.ndim == 0 else turned(take(x, here)) for x in arrays)
+
+            def terms_at(*place: Any) -> Sequence[Array]:
+                entries = (x if x.ndim == 0 else turned(take(x, *place)) for x in arrays)
                 value, increment, coefficient = jnp.broadcast_arrays(*terms(*entries))
                 if levels is not None:
-                    value, increment = jnp.zeros_like(value), turned(take(targets, here))
+                    value, increment = jnp.zeros_like(value), turned(take(targets, *place))
+                return value, increment, coefficient
+
+            if together:
+                value, *others = terms_at(time, first, steps)
+                parts = [[jax.lax.slice_in_dim(x, i, i + 1, axis=axis) for x in others] for i in range(steps)]
+            else:
+                parts = [terms_at(time + i, first)[1:] for i in range(steps)]
+            totals: list[Array] = []
+            for increment, coefficient in reversed(parts):
                 following = step(following, increment, coefficient)
-                totals.insert(0, value + following)
+                totals.insert(0, following)
             here = _placed(axis, time, first)
-            if steps == 1 or axis == 0:
-                return following, put(targets, turned(jnp.concatenate(totals, axis)), here)
+            if together:
+                return following, put(targets, turned(value + jnp.concatenate(totals, axis)), here)
             targets = put(targets, _side_by_side(totals), here)
-            return take(targets, here), targets
+            return take(targets, time, first), targets
 
         return jax.lax.fori_loop(0, length // steps, turn, (start, targets))[1]
 
