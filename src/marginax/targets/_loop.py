@@ -21,7 +21,6 @@ The numbers below come from `benchmarks/targets.py` on two cores. They decide on
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -219,34 +218,33 @@ def _in_blocks(
     start = jax.lax.slice(nothing, (0, 0), _placed(axis, 1, width))
     put = partial(jax.lax.dynamic_update_slice, allow_negative_indices=False)
     turned = partial(jax.lax.rev, dimensions=(1 - axis,)) if downwards else lambda x: x
-    together = (
-        axis == 0 or steps == 1
-    )  # several rows are best read and written as one, several columns one by one
-
-    def take(array: Array, time: Array, first: Array, steps: int = 1) -> Array:
-        here, sizes = _placed(axis, time, first), _placed(axis, steps, width)
-        return jax.lax.dynamic_slice(array, here, sizes, allow_negative_indices=False)
+    # Several rows are best read and written as one, several columns one by one.
+    together = axis == 0 or steps == 1
 
     def block(number: Array, targets: Array) -> Array:
         # Slices are moved back into the arrays: the last block may repeat some sequences of the one before.
         first = number * width
 
+        def take(array: Array, time: Array, steps: int = 1) -> Array:
+            here, sizes = _placed(axis, time, first), _placed(axis, steps, width)
+            return jax.lax.dynamic_slice(array, here, sizes, allow_negative_indices=False)
+
         def turn(count: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
             following, targets = state
             time = length - steps - count * steps
 
-            def terms_at(*place: Any) -> Sequence[Array]:
-                entries = (x if x.ndim == 0 else turned(take(x, *place)) for x in arrays)
+            def terms_at(time: Array, steps: int = 1) -> list[Array]:
+                entries = (x if x.ndim == 0 else turned(take(x, time, steps)) for x in arrays)
                 value, increment, coefficient = jnp.broadcast_arrays(*terms(*entries))
                 if levels is not None:
-                    value, increment = jnp.zeros_like(value), turned(take(targets, *place))
-                return value, increment, coefficient
+                    value, increment = jnp.zeros_like(value), turned(take(targets, time, steps))
+                return [value, increment, coefficient]
 
             if together:
-                value, *others = terms_at(time, first, steps)
+                value, *others = terms_at(time, steps)
                 parts = [[jax.lax.slice_in_dim(x, i, i + 1, axis=axis) for x in others] for i in range(steps)]
             else:
-                parts = [terms_at(time + i, first)[1:] for i in range(steps)]
+                parts = [terms_at(time + i)[1:] for i in range(steps)]
             totals: list[Array] = []
             for increment, coefficient in reversed(parts):
                 following = step(following, increment, coefficient)
@@ -255,7 +253,7 @@ def _in_blocks(
             if together:
                 return following, put(targets, turned(value + jnp.concatenate(totals, axis)), here)
             targets = put(targets, _side_by_side(totals), here)
-            return take(targets, time, first), targets
+            return take(targets, time), targets
 
         return jax.lax.fori_loop(0, length // steps, turn, (start, targets))[1]
 
