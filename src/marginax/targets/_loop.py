@@ -9,7 +9,7 @@ What costs on a CPU are the turns of XLA's loop and the passes over whole arrays
   blocks would jump about in memory.
 - The terms of a step can be formed in the loop, from arrays as they are, and nothing is written but targets. Or they are
   formed in one pass before it, on all cores: better if the arrays are still to be computed, which XLA does in the same
-  pass, or if each step reads columns of arrays beyond the cache. For large arrays with time first, something between: the
+  pass, or if each step reads columns of arrays that fill the cache. For large arrays with time first, something between: the
   pass forms what takes most arrays, where the targets will be, and the loop forms the coefficients.
 - Columns of pairs are taken four steps at a time, or two: there are fewer turns, and targets are written side by side. The
   next turn reads what it needs of them where they were written; if it were handed over, XLA would compute it twice.
