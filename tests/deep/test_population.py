@@ -12,8 +12,8 @@ from marginax.deep import replay, td3
 from marginax.deep.config import TD3Config
 from marginax.deep.learner import METRICS, Learner, Plan, actor_vector
 from marginax.deep.population import COLUMNS, Population, PopulationConfig
-from marginax.simulators.agents import Actor, AgentSpec, Block, evaluate, row_width
 from marginax.simulators.policy import unpack
+from marginax.simulators.rollout import Actor, AgentSpec, Transitions, evaluate, row_width
 
 SMALL = {"hidden": (8,), "batch_size": 8, "update_every": 10, "update_after": 20, "random_steps": 30}
 GROUPS = {
@@ -56,7 +56,7 @@ def test_equals_a_plain_loop_with_policies_one_block_old(plain):
         update = jax.jit(lambda s, b, k, c=config: td3.update_block(c, s, b, k, updates=10))
         vectors = [np.asarray(actor_vector(state.actor))] * 2
         for b in range(24):
-            block = Block(np.zeros((10, row_width(3, 1)), np.float32), 3)
+            block = Transitions(np.zeros((10, row_width(3, 1)), np.float32), 3)
             actor.play(b, unpack(vectors[b], [3, 8, 1]), block)
             buffer = replay.add(buffer, jnp.asarray(block.rows))
             if (b + 1) * 10 >= 20:

@@ -120,7 +120,7 @@ def test_non_finite_action_is_refused():
 
 def test_bare_loop_needs_neither_dm_control_nor_jax(tmp_path):
     """With a folder of models, the bare loop runs where only MuJoCo and NumPy are installed."""
-    from marginax.simulators.bare import model_folder
+    from marginax.simulators.mujoco_tasks import model_folder
 
     (tmp_path / "common").mkdir()
     for path in [*model_folder().glob("[cw]*er.xml"), *model_folder().glob("cheetah.xml")]:

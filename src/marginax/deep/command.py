@@ -127,7 +127,7 @@ def play(run: tyro.conf.Positional[Path], *, episodes: int = 10, seed: int = 0) 
     """
     import numpy as np
 
-    from marginax.simulators.agents import AgentSpec, evaluate
+    from marginax.simulators.rollout import AgentSpec, evaluate
 
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, got {episodes}.")

@@ -28,7 +28,7 @@ from marginax.deep.networks import MLP, value
 from marginax.deep.replay import Replay, Sequences
 from marginax.deep.state import TD3State, init, with_estimator
 from marginax.deep.td3 import Metrics
-from marginax.simulators.agents import row_width
+from marginax.simulators.rollout import row_width
 
 # Settings of the half of an update that all agents take together, and of the schedule.
 _SHARED = ("update_every", "update_after", "hidden", "policy_delay", "batch_size", "learning_rate", "polyak")

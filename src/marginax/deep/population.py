@@ -22,7 +22,7 @@ import numpy as np
 from marginax.deep import snapshot
 from marginax.deep.config import TD3Config
 from marginax.deep.learner import METRICS, Learner, LearnerState, Plan, policies
-from marginax.simulators import AgentSpec, Block, Pool, make
+from marginax.simulators import AgentSpec, Pool, Transitions, make
 
 COLUMNS = ("operator", "seed", "step", "return", "train_return", "failed_at", "seconds", *METRICS)
 
@@ -296,7 +296,7 @@ class Population:
         if done and report is not None and not self._pending:
             report(self)
 
-    def _note_returns(self, block: Block) -> None:
+    def _note_returns(self, block: Transitions) -> None:
         self._largest_reward = np.maximum(self._largest_reward, np.abs(block.rewards).max(axis=1))
         ends = (block.terminated + block.truncated) > 0
         for agent in range(self.config.agents):

@@ -20,7 +20,7 @@ import numpy as np
 from marginax.deep import checkpoint, networks, replay, td3
 from marginax.deep.policy import Policy
 from marginax.deep.run import METRICS, Run, read_status, write_status
-from marginax.simulators.agents import Actor, AgentSpec, Block, evaluate
+from marginax.simulators.rollout import Actor, AgentSpec, Transitions, evaluate
 
 Report = Callable[[dict[str, Any]], None]
 _SEGMENT = "replay"
@@ -106,7 +106,9 @@ class Trainer:
         layers = networks.layers(self.state.actor)
         if not all(np.isfinite(x).all() for layer in layers for x in layer):
             raise Diverged(f"the actor's parameters were no longer finite at step {self.step}")
-        block = Block(np.zeros((size, self.buffer.rows.shape[1]), np.float32), self.sizes["observation_size"])
+        block = Transitions(
+            np.zeros((size, self.buffer.rows.shape[1]), np.float32), self.sizes["observation_size"]
+        )
         self.actor.play(index, layers, block)
         self._watch(block)
         self.buffer = self.add(self.buffer, block.rows)
@@ -116,7 +118,7 @@ class Trainer:
             self.state, metrics = self.update(self.state, self.buffer, key)
             self._check(metrics)
 
-    def _watch(self, block: Block) -> None:
+    def _watch(self, block: Transitions) -> None:
         """Episode returns, the largest reward, and nothing that is not a number."""
         if not np.isfinite(block.rows).all():
             row, column = np.argwhere(~np.isfinite(block.rows))[0]

@@ -7,8 +7,9 @@ imported only when it is made.
 
 from __future__ import annotations
 
-from marginax.simulators.agents import AgentSpec, Block
-from marginax.simulators.interface import Simulator, make
-from marginax.simulators.workers import Evaluation, Pool, WorkerDied
+from marginax.simulators.pool import Evaluation, Pool, WorkerDied
+from marginax.simulators.protocol import Simulator
+from marginax.simulators.registry import make
+from marginax.simulators.rollout import AgentSpec, Transitions
 
-__all__ = ["AgentSpec", "Block", "Evaluation", "Pool", "Simulator", "WorkerDied", "make"]
+__all__ = ["AgentSpec", "Evaluation", "Pool", "Simulator", "Transitions", "WorkerDied", "make"]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from marginax.simulators.interface import generator_state, optional_import, set_generator_state
+from marginax.simulators.protocol import generator_state, optional_import, set_generator_state
 
 TASKS = {"cheetah-run": "cheetah.xml", "walker-run": "walker.xml"}
 _SUBSTEPS = {"cheetah-run": 1, "walker-run": 10}  # walker: control step 0.025 s, physics step 0.0025 s
@@ -58,10 +58,10 @@ def _model(path: str) -> Any:
     return mujoco.MjModel.from_xml_path(path)
 
 
-class BareSimulator:
+class MujocoTask:
     """`mujoco/cheetah-run` or `mujoco/walker-run`; see [`Simulator`][marginax.simulators.Simulator].
 
-    >>> simulator = BareSimulator("cheetah-run", seed=0)
+    >>> simulator = MujocoTask("cheetah-run", seed=0)
     >>> simulator.reset().shape, simulator.action_size, simulator.time_limit
     ((17,), 6, 1000)
     """
@@ -190,7 +190,7 @@ class BareSimulator:
 def integration_state(mujoco: Any, model: Any, data: Any) -> np.ndarray:
     """Everything of MjData that the next step depends on.
 
-    >>> simulator = BareSimulator("cheetah-run", seed=0)
+    >>> simulator = MujocoTask("cheetah-run", seed=0)
     >>> integration_state(simulator._mujoco, simulator._model, simulator._data).ndim
     1
     """
@@ -203,7 +203,7 @@ def integration_state(mujoco: Any, model: Any, data: Any) -> np.ndarray:
 def set_integration_state(mujoco: Any, model: Any, data: Any, physics: np.ndarray) -> None:
     """Put back an integration state and what mj_step1 derives from it.
 
-    >>> simulator = BareSimulator("cheetah-run", seed=0)
+    >>> simulator = MujocoTask("cheetah-run", seed=0)
     >>> parts = (simulator._mujoco, simulator._model, simulator._data)
     >>> set_integration_state(*parts, integration_state(*parts))
     """

@@ -1,4 +1,4 @@
-"""What every simulator offers, and the names under which they are made."""
+"""What every simulator offers, and what their modules share."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Simulator(Protocol):
         action_high: Largest action, shape `[action_size]`.
         time_limit: Steps after which an episode is cut off.
 
+    >>> from marginax.simulators import make
     >>> isinstance(make("Pendulum-v1", seed=0), Simulator)
     True
     """
@@ -49,54 +50,6 @@ class Simulator(Protocol):
 
     def close(self) -> None:
         """Free what the simulator holds."""
-
-
-def make(name: str, seed: int, *, models: str | None = None) -> Simulator:
-    """Build a simulator by name.
-
-    | name | simulator |
-    |---|---|
-    | `dm_control/cheetah-run`, `dm_control/walker-run`, … | the DeepMind control suite, any `domain-task` |
-    | `mujoco/cheetah-run`, `mujoco/walker-run` | the same two tasks on bare MuJoCo, equal and faster |
-    | `pybullet/HalfCheetah`, `pybullet/Ant`, … | PyBullet's locomotion tasks |
-    | any other name | a Gymnasium id with one-dimensional box observations and box actions |
-
-    Args:
-        name: One of the names above.
-        seed: Non-negative integer; two simulators of one name and seed behave alike.
-        models: Only for `mujoco/…`: the folder with `cheetah.xml`, `walker.xml` and `common/`. Otherwise the
-            environment variable `MARGINAX_MODELS`, otherwise the dm_control package's own folder.
-
-    Returns:
-        A `Simulator`, before its first reset.
-
-    Raises:
-        ValueError: If the name is unknown or its spaces are not boxes, or the seed is negative.
-        ImportError: If the package behind the name is not installed.
-
-    >>> simulator = make("Pendulum-v1", seed=0)
-    >>> observation = simulator.reset()
-    >>> observation.shape, observation.dtype, simulator.time_limit
-    ((3,), dtype('float32'), 200)
-    >>> observation, reward, terminated, truncated = simulator.step(np.zeros(1))
-    >>> terminated, truncated
-    (False, False)
-    """
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise ValueError(f"seed must be a non-negative integer, got {seed!r}")
-    seed = int(seed)
-    family, _, task = name.partition("/")
-    if family == "dm_control" and task:
-        from marginax.simulators.suite import SuiteSimulator
-
-        return SuiteSimulator(task, seed)
-    if family == "mujoco" and task:
-        from marginax.simulators.bare import BareSimulator
-
-        return BareSimulator(task, seed, models=models)
-    from marginax.simulators.gym import GymnasiumSimulator, pybullet_id
-
-    return GymnasiumSimulator(pybullet_id(task) if family == "pybullet" and task else name, seed)
 
 
 def optional_import(module: str, name: str) -> ModuleType:

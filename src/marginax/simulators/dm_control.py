@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from marginax.simulators.bare import integration_state, set_integration_state
-from marginax.simulators.interface import generator_state, optional_import, set_generator_state
+from marginax.simulators.mujoco_tasks import integration_state, set_integration_state
+from marginax.simulators.protocol import generator_state, optional_import, set_generator_state
 
 
 class SuiteSimulator:

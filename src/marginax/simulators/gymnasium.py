@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from marginax.simulators.interface import optional_import
+from marginax.simulators.protocol import optional_import
 
 _DEFAULT_TIME_LIMIT = 1000
 

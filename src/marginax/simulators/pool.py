@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marginax.simulators.agents import Actor, AgentSpec, Block, evaluate, row_width
-from marginax.simulators.interface import make
 from marginax.simulators.policy import parameter_count, unpack
+from marginax.simulators.registry import make
+from marginax.simulators.rollout import Actor, AgentSpec, Transitions, evaluate, row_width
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _MAX_REPLACEMENTS = 3
@@ -90,15 +90,15 @@ class Pool:
         count = min(workers, len(specs))
         owned = [list(range(w, len(specs), count)) for w in range(count)]
         self._local = _Local(self.specs, self.sizes, range(len(specs)), self._shared) if count == 0 else None
-        self._workers = [self._hire(agents) for agents in owned]
+        self._workers = [self._spawn(agents) for agents in owned]
 
-    def _hire(self, agents: list[int]) -> _Worker:
+    def _spawn(self, agents: list[int]) -> _Worker:
         before = {name: os.environ.get(name) for name in _THREADS}
         os.environ.update(dict.fromkeys(_THREADS, "1"))  # read by NumPy in the new process
         try:
             here, there = self._context.Pipe()
             arguments = (there, self._memory, self._shape, self.specs, self.sizes, agents)
-            process = self._context.Process(target=_serve, args=arguments, daemon=True)
+            process = self._context.Process(target=_worker_main, args=arguments, daemon=True)
             process.start()
             there.close()
         finally:
@@ -122,7 +122,7 @@ class Pool:
                 worker.busy = True
                 self._send(worker, ("block", index))
 
-    def finish(self) -> Block:
+    def finish(self) -> Transitions:
         """Wait for the block in work; its rows are `[agents, steps, width]`, copied."""
         if self._running is None:
             raise RuntimeError("no block was started")
@@ -134,7 +134,7 @@ class Pool:
             self._receive(block=True)
         self._running = None
         self.waited += time.perf_counter() - begun
-        return Block(self._shared.rows.copy(), self.observation_size)
+        return Transitions(self._shared.rows.copy(), self.observation_size)
 
     def evaluate(
         self, index: int, parameters: np.ndarray, episodes: int, agents: Sequence[int] | None = None
@@ -230,7 +230,7 @@ class Pool:
         worker.stop()
         if self.replaced > _MAX_REPLACEMENTS * len(self._workers):
             raise WorkerDied(f"workers died {self.replaced} times, last with exit code {code}: giving up")
-        fresh = self._hire(worker.agents)
+        fresh = self._spawn(worker.agents)
         fresh.busy = worker.busy
         self._workers[self._workers.index(worker)] = fresh
         if fresh.busy:
@@ -290,14 +290,14 @@ class _Local:
     def block(self, index: int) -> None:
         for agent, actor in self.actors.items():
             layers = unpack(self.shared.parameters[agent], self.sizes)
-            actor.play(index, layers, Block(self.shared.rows[agent], self.sizes[0]))
+            actor.play(index, layers, Transitions(self.shared.rows[agent], self.sizes[0]))
 
     def evaluate(self, agent: int, index: int, vector: np.ndarray, episodes: int) -> np.ndarray:
         slices = evaluate(self.specs[agent], unpack(vector, self.sizes), index, episodes)
         return next(returns for returns in slices if returns is not None)
 
 
-def _serve(
+def _worker_main(
     connection: Connection,
     memory: Any,
     shape: tuple[int, ...],

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from marginax.simulators.interface import make
 from marginax.simulators.policy import Layers, act, to_bounds
+from marginax.simulators.registry import make
 
 _NOISE, _EVALUATION, _TRAINING = 0, 1, 2  # streams drawn from one seed
 
@@ -39,7 +39,7 @@ class AgentSpec:
     random_steps: int = 10_000
 
 
-class Block:
+class Transitions:
     """Consecutive transitions as packed float32 rows `[…, steps, width]`, and their columns as views.
 
     A row holds the observation, the action, the reward, whether the step ended the episode, whether the time
@@ -48,7 +48,7 @@ class Block:
     Actions are scaled to [-1, 1] and kept as they were drawn, before clipping; so is their density: that of
     the Gaussian around the policy's output, or of the uniform law in the random first steps.
 
-    >>> block = Block(np.zeros((50, row_width(3, 1)), np.float32), 3)
+    >>> block = Transitions(np.zeros((50, row_width(3, 1)), np.float32), 3)
     >>> block.observations.shape, block.actions.shape, block.rewards.shape
     ((50, 3), (50, 1), (50,))
     """
@@ -66,7 +66,7 @@ class Block:
 
 
 def row_width(observation_size: int, action_size: int) -> int:
-    """Numbers in one row of a `Block`.
+    """Numbers in one row of a `Transitions`.
 
     >>> row_width(17, 6)
     44
@@ -79,7 +79,7 @@ class Actor:
 
     >>> from marginax.simulators.policy import unpack
     >>> actor = Actor(AgentSpec("Pendulum-v1", seed=0, random_steps=0))
-    >>> block = Block(np.zeros((5, row_width(3, 1)), np.float32), 3)
+    >>> block = Transitions(np.zeros((5, row_width(3, 1)), np.float32), 3)
     >>> actor.play(0, unpack(np.zeros(4, np.float32), [3, 1]), block)
     >>> bool(np.all(block.next_observations[:-1] == block.observations[1:]))
     True
@@ -91,7 +91,7 @@ class Actor:
         self.simulator = make(spec.simulator, int(seed))
         self._observation: np.ndarray | None = None
 
-    def play(self, index: int, layers: Layers, out: Block) -> None:
+    def play(self, index: int, layers: Layers, out: Transitions) -> None:
         """Play block number `index` with the given policy and write it to `out` (rows `[steps, width]`)."""
         simulator, size = self.simulator, self.simulator.action_size
         low, high = simulator.action_low, simulator.action_high
