@@ -13,13 +13,60 @@ The multi-step operator with traces ``c`` weighs the Bellman error at time t by 
 Traces with ``0 ≤ c ≤ π/μ`` always give a contraction with fixed point Q^π (Munos et al., 2016).
 """
 
+from types import ModuleType
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax._checks import FloatArray
 
-__all__ = ["importance_sampling", "one_step", "q_lambda", "retrace", "tree_backup"]
+__all__ = [
+    "clip_log_ratios",
+    "clip_ratios",
+    "importance_sampling",
+    "one_step",
+    "q_lambda",
+    "retrace",
+    "tree_backup",
+]
+
+
+def _namespace(array: Any) -> ModuleType:
+    """`jax.numpy` for a JAX array, else `numpy`."""
+    return array.__array_namespace__() if hasattr(array, "__array_namespace__") else np
+
+
+def clip_ratios(ratios: Any, clip: Any = 1.0, decay: Any = 1.0) -> Any:
+    """Retrace's traces of ratios π/μ, ``c = λ min(c̄, π/μ)``, entry by entry. Nothing is checked.
+
+    Args:
+        ratios: π/μ, a NumPy or JAX array of any shape.
+        clip: c̄.
+        decay: λ.
+
+    Returns:
+        c, an array of the same kind.
+
+    Example:
+        >>> clip_ratios(np.array([0.5, 2.0]), clip=1.0, decay=0.9)
+        array([0.45, 0.9 ])
+    """
+    return decay * _namespace(ratios).minimum(clip, ratios)
+
+
+def clip_log_ratios(log_ratios: Any, clip: Any = 1.0, decay: Any = 1.0) -> Any:
+    """`clip_ratios` of ``exp(log_ratios)``. The clip comes before the exponential, so that nothing overflows.
+
+    Example:
+        >>> clip_log_ratios(np.array([-np.inf, 0.0, 1e4]), clip=2.0, decay=0.5)
+        array([0. , 0.5, 1. ])
+    """
+    xp = _namespace(log_ratios)
+    with np.errstate(divide="ignore"):
+        limit = xp.log(clip)
+    return decay * xp.exp(xp.minimum(limit, log_ratios))
 
 
 def one_step(pi: ArrayLike, mu: ArrayLike) -> FloatArray:
@@ -74,7 +121,7 @@ def retrace(pi: ArrayLike, mu: ArrayLike, clip: float = 1.0, decay: float = 1.0)
         array([[1. , 0.2]])
     """
     limit = np.inf if np.isposinf(clip) else checks.at_least("clip", clip, 0.0)
-    return checks.fraction("decay", decay) * np.minimum(limit, importance_sampling(pi, mu))
+    return clip_ratios(importance_sampling(pi, mu), limit, checks.fraction("decay", decay))
 
 
 def tree_backup(pi: ArrayLike, mu: ArrayLike, decay: float = 1.0) -> FloatArray:

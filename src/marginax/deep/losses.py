@@ -12,6 +12,7 @@ from marginax.deep import weights as td_weights
 from marginax.deep.config import TD3Config
 from marginax.deep.networks import MLP, Critics, act, first_twin, value
 from marginax.deep.replay import Sequences
+from marginax.traces import clip_log_ratios
 
 
 class Bootstrap(eqx.Module):
@@ -59,7 +60,7 @@ def trace(
     >>> trace(jnp.array([0.0, 2.0]), jnp.array([1.0, 1.0]), decay=0.5, temperature=1.0)
     Array([0.18393973, 0.5       ], dtype=float32)
     """
-    return decay * jnp.exp(temperature * jnp.minimum(log_target - log_behaviour, 0))
+    return clip_log_ratios(temperature * (log_target - log_behaviour), 1.0, decay)
 
 
 def bootstrap(

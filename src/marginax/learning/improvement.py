@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from marginax.learning._steps import Visits, marginalized_targets, move_towards, multi_step_targets
 from marginax.learning.estimators import Estimator
 from marginax.mdp import TabularMDP
+from marginax.traces import clip_ratios
 from marginax.trajectories import Trajectory
 
 
@@ -46,7 +47,7 @@ class _Retrace(eqx.Module):
     decay: Float[Array, ""]
 
     def __call__(self, pi: Array) -> Array:
-        return self.decay * jnp.where(self.mu > 0, jnp.minimum(self.clip, pi / self.mu), 0)
+        return jnp.where(self.mu > 0, clip_ratios(pi / self.mu, self.clip, self.decay), 0)
 
 
 def retrace(mu: ArrayLike, clip: float = 1.0, decay: float = 1.0) -> Traces:

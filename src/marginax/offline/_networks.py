@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from marginax.deep.networks import MLP
 from marginax.offline._observations import Pairs
+from marginax.traces import clip_ratios
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def rows_of(
         next_observations=floats(pairs.following.observations),
         next_actions=floats(pairs.following.actions),
         next_weights=floats(pairs.following.weights),
-        traces=floats(ones if ratios is None else np.minimum(1.0, ratios)),
+        traces=floats(ones if ratios is None else clip_ratios(ratios)),
         cumulative=floats(np.minimum(discount ** log.times.astype(float) * rho, 1e6)),
         start_observations=floats(pairs.starts.observations),
         start_actions=floats(pairs.starts.actions),

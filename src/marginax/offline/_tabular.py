@@ -28,6 +28,7 @@ from marginax.offline._model import Marginalized, Model, certainty_equivalence, 
 from marginax.offline._policies import FunctionPolicy, Policy, RowPolicy, TablePolicy, probabilities
 from marginax.offline._regression import Regression
 from marginax.offline._sources import Source
+from marginax.traces import clip_ratios
 
 PREFERRED = ("certainty-equivalence", "fqe-retrace", "fqe-one-step", "fenchel", "saddle-point")
 _BY_COUNTS = ("certainty-equivalence", "saddle-point", "fenchel", "fqe-one-step")  # one value, one influence
@@ -148,7 +149,7 @@ def _fitted(
     n = counts.visits.sum(axis=0)
     if mu is None:
         mu = np.divide(counts.behaviour_sums, n, out=np.zeros_like(n), where=n > 0)
-    retrace = np.minimum(1.0, np.divide(pi, mu, out=np.zeros_like(pi), where=mu > 0))
+    retrace = clip_ratios(np.divide(pi, mu, out=np.zeros_like(pi), where=mu > 0))
     found = {}
     for name in request.progress("fitted Q", wanted):
         weights = None

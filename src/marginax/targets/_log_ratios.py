@@ -4,6 +4,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
+from marginax.traces import clip_log_ratios
+
 
 def traces_from_log_ratios(
     log_pi: ArrayLike,
@@ -50,6 +52,6 @@ def traces_from_log_ratios(
     largest = 0.99 * jnp.log(jnp.finfo(dtype).max)  # a logarithm that the exponential survives
     far = jnp.sqrt(jnp.finfo(dtype).max)  # stands for infinity, times which a derivative of zero is zero
     difference = jnp.clip(jnp.where(alike | impossible, 0, log_pi - log_mu), -far, far)
-    log_clip = jnp.minimum(jnp.log(jnp.asarray(clip, dtype)), largest)
-    ratio = jnp.exp(jnp.minimum(jnp.asarray(temperature, dtype) * difference, log_clip))
-    return jnp.asarray(decay, dtype) * jnp.where(impossible, 0, ratio)
+    powers = jnp.minimum(jnp.asarray(temperature, dtype) * difference, largest)
+    c = clip_log_ratios(powers, jnp.asarray(clip, dtype), jnp.asarray(decay, dtype))
+    return jnp.where(impossible, 0, c)
