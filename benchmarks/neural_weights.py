@@ -16,7 +16,7 @@ import tyro
 
 import marginax as mx
 from marginax import trajectories
-from marginax.deep import estimator
+from marginax.deep import weight_network
 from marginax.deep.config import TD3Config
 
 RATES = {"regression": (3e-3, 3e-3), "fenchel": (3e-3, 1e-3), "saddle-point": (1e-3, 3e-3)}
@@ -50,7 +50,7 @@ def learned(kind: str, mdp: mx.TabularMDP, mu, c, *, updates: int, length: int, 
         return features(t.states, t.actions), traces[t.states, t.actions], t.discounts, t.truncated
 
     size = states + actions
-    network = estimator.fit(config, draw, size, key=jax.random.key(0), updates=updates)
+    network = weight_network.fit(config, draw, size, key=jax.random.key(0), updates=updates)
     table = features(*jnp.divmod(jnp.arange(states * actions), actions))
     pairs = jnp.stack(
         [
@@ -59,7 +59,7 @@ def learned(kind: str, mdp: mx.TabularMDP, mu, c, *, updates: int, length: int, 
         ],
         2,
     )
-    return np.asarray(estimator.predict(config, network, pairs.reshape(len(table), len(table), -1)))
+    return np.asarray(weight_network.predict(config, network, pairs.reshape(len(table), len(table), -1)))
 
 
 def compare(w: np.ndarray, exact: np.ndarray, visits: np.ndarray) -> tuple[float, float, float]:

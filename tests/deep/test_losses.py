@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marginax.deep import aims, estimator, losses, replay, td3
+from marginax.deep import aims, losses, replay, td3, weight_network
 from marginax.deep.config import TD3Config
 from reference.episodes import filled, sequence, target, transitions
 
@@ -206,7 +206,7 @@ def test_learned_weights_stay_where_exact_ones_can_be(start_conditioned):
     wild = jax.tree.map(lambda x: 9 * abs(x), state.estimator)
     arguments = (wild, batch, ahead, ahead.traces, jax.random.key(0))
     plain, *_ = aims.td_weights(config, *arguments, train=False)
-    raw = estimator.predict(config, wild.weights, estimator.inputs(config, ahead.features))
+    raw = weight_network.predict(config, wild.weights, weight_network.inputs(config, ahead.features))
     assert raw.max() > 2
     np.testing.assert_array_equal(plain, np.where(batch.valid, np.clip(raw, 0, 1), 0))
     paper = dataclasses.replace(config, normalisation="power")

@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from marginax.deep import estimator as estimation
-from marginax.deep import losses, replay
+from marginax.deep import losses, replay, weight_network
 from marginax.deep.config import TD3Config
-from marginax.deep.estimator import Estimator
 from marginax.deep.networks import act
 from marginax.deep.replay import Sequences
 from marginax.deep.state import TD3State
-from marginax.deep.weights import cumulative, normalise
+from marginax.deep.weight_network import Estimator
+from marginax.weights.losses import cumulative, normalise
 
 
 class Aim(eqx.Module):
@@ -151,17 +150,17 @@ def td_weights(
     >>> batch = replay.unpack(jnp.zeros((2, 3, 7)), jnp.ones((2, 3), bool), 1)
     >>> ahead = losses.Bootstrap(*[jnp.zeros((2, 3))] * 4, jnp.zeros((2, 3, 2)))
     >>> arguments = (batch, ahead, jnp.full((2, 3), 0.99), jax.random.key(0))
-    >>> td_weights(config, estimation.init(config, 2, jax.random.key(0)), *arguments, train=False)[0].shape
+    >>> td_weights(config, weight_network.init(config, 2, jax.random.key(0)), *arguments, train=False)[0].shape
     (2, 3)
     """
-    pairs = estimation.inputs(config, ahead.features)
+    pairs = weight_network.inputs(config, ahead.features)
     weight_loss, network = jnp.zeros(()), estimator.weights
     rest, parts = pairs.shape[1] - (size_of_each(batch, keys) if train else 0), []
     if rest:
-        parts.append(estimation.predict(config, network, pairs[:, :rest]))
+        parts.append(weight_network.predict(config, network, pairs[:, :rest]))
     if train:
         sequence = (pairs, ahead.traces, discounts, batch.truncated)
-        estimator, weight_loss, w = estimation.update(config, estimator, *(x[:, rest:] for x in sequence))
+        estimator, weight_loss, w = weight_network.update(config, estimator, *(x[:, rest:] for x in sequence))
         parts.append(w)
     w = jnp.where(batch.valid, jnp.concatenate(parts, axis=1), 0)
     if config.normalisation == "none":

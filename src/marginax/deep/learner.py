@@ -23,11 +23,11 @@ from jaxtyping import Array, Float
 from marginax.deep import replay, td3
 from marginax.deep.aims import aim
 from marginax.deep.config import Operator, TD3Config
-from marginax.deep.estimator import Estimator
 from marginax.deep.networks import MLP, value
 from marginax.deep.replay import Replay, Sequences
 from marginax.deep.state import TD3State, init, with_estimator
 from marginax.deep.td3 import Metrics
+from marginax.deep.weight_network import Estimator
 from marginax.simulators.rollout import row_width
 
 # Settings of the half of an update that all agents take together, and of the schedule.

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from marginax import targets
-from marginax.deep import weights as td_weights
 from marginax.deep.config import TD3Config
 from marginax.deep.networks import MLP, Critics, act, first_twin, value
 from marginax.deep.replay import Sequences
 from marginax.traces import clip_log_ratios
+from marginax.weights import losses as weight_losses
 
 
 class Bootstrap(eqx.Module):
@@ -141,7 +141,7 @@ def look_ahead(
     v_next, others = values[: len(means)], values[len(means) :]
     q = jnp.concatenate([jnp.zeros_like(v_next[:first]), others if taken else v_next[:-1]])
     cut = batch.terminal | batch.truncated
-    products = jax.vmap(td_weights.cumulative, 1, 1)(coefficients, cut)[0]
+    products = jax.vmap(weight_losses.cumulative, 1, 1)(coefficients, cut)[0]
     return Bootstrap(v_next, coefficients, products, q, features)
 
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from marginax.deep import estimator as estimation
+from marginax.deep import weight_network
 from marginax.deep.config import TD3Config
-from marginax.deep.estimator import Estimator
 from marginax.deep.networks import MLP, Critics
+from marginax.deep.weight_network import Estimator
 
 
 class TD3State(eqx.Module):
@@ -52,7 +52,7 @@ def init(config: TD3Config, *, observation_size: int, action_size: int, key: Arr
     actor = MLP(observation_size, action_size, config.hidden, key=actor_key)
     critic = MLP(pair, 1, config.hidden, copies=2, key=critic_key)
     optimiser = optax.adam(config.learning_rate)
-    estimator = estimation.init(config, pair, weight_key) if config.operator == "marginalized" else None
+    estimator = weight_network.init(config, pair, weight_key) if config.operator == "marginalized" else None
     copied_actor, copied_critic = jax.tree.map(jnp.copy, (actor, critic))  # so that both can be donated
     return TD3State(
         actor, critic, copied_actor, copied_critic, optimiser.init(actor), optimiser.init(critic), estimator

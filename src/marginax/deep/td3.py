@@ -16,10 +16,10 @@ from jaxtyping import Array, Float
 from marginax.deep import losses, replay
 from marginax.deep.aims import Aim, aim, later_mean, size_of_each
 from marginax.deep.config import TD3Config
-from marginax.deep.estimator import adam
 from marginax.deep.networks import apart, together
 from marginax.deep.replay import Replay, Sequences
 from marginax.deep.state import TD3State, init, with_critics, with_estimator
+from marginax.deep.weight_network import adam
 
 __all__ = ["Metrics", "TD3State", "init", "learn", "update", "update_block"]
 

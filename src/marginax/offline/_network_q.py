@@ -15,11 +15,11 @@ import numpy as np
 from jaxtyping import Array
 
 from marginax import targets
-from marginax.deep import weights as deep_weights
 from marginax.deep.networks import MLP
 from marginax.offline._backups import fixed_point, pack, sampled_targets
 from marginax.offline._log import Log
 from marginax.offline._networks import Rows, Training, at, at_next, basis, descend, member, whitening
+from marginax.weights import losses as weight_losses
 
 
 def learn(rows: Rows, backup: str, discount: float, key: Array, training: Training) -> tuple[MLP, MLP]:
@@ -80,7 +80,7 @@ def _loss(backup: str, discount: float, training: Training) -> Any:
         if backup == "marginalized":
             ratio = _window_ratios(networks[1], rows, index)
             cut = truncated | ~jnp.concatenate([valid[:, 1:], valid[:, :1] | True], axis=1)
-            per_window = jax.vmap(deep_weights.regression)
+            per_window = jax.vmap(weight_losses.regression)
             fit = jax.vmap(lambda x: per_window(x, traces, discounts, cut))(ratio)
             used = jax.lax.stop_gradient(ratio)
             one = jax.vmap(lambda a, b, r, d, x, t, ok: targets.marginalized(a, b, r, d, x, t, valid=ok))

@@ -7,8 +7,9 @@ import pytest
 
 import marginax as mx
 from marginax import trajectories
-from marginax.deep import estimator, weights
+from marginax.deep import weight_network
 from marginax.deep.config import TD3Config
+from marginax.weights import losses
 
 SETTINGS = {
     "regression": {"weight_learning_rate": 3e-3},
@@ -41,12 +42,12 @@ def test_networks_reach_the_exact_weights_of_an_open_world(kind, updates):
         t = jax.tree.map(lambda x: x.T, t)
         return one_hot(t.states, t.actions), traces[t.states, t.actions], t.discounts, t.truncated
 
-    network = estimator.fit(config, draw, 29, key=jax.random.key(0), updates=updates)
+    network = weight_network.fit(config, draw, 29, key=jax.random.key(0), updates=updates)
     table = one_hot(*jnp.divmod(jnp.arange(100), 4))
     pairs = jnp.stack(
         [jnp.concatenate([table, jnp.broadcast_to(start, (100, 29))], -1) for start in table[:96]]
     )
-    learned = np.asarray(estimator.predict(config, network, pairs))
+    learned = np.asarray(weight_network.predict(config, network, pairs))
     mean = np.sum(visits * exact) / np.sum(visits)
     r_squared = 1 - np.sum(visits * (learned - exact) ** 2) / np.sum(visits * (exact - mean) ** 2)
     assert r_squared >= 0.95
@@ -82,39 +83,39 @@ def test_losses_equal_their_definitions_and_read_nothing_beyond_the_end(ending):
     flags = jnp.asarray(truncated)
     last = 6 if ending == "none" else 4
     powers = 0.9 ** np.arange(last)
-    assert weights.saddle_point(*arrays, flags) == pytest.approx(
+    assert losses.saddle_point(*arrays, flags) == pytest.approx(
         balance(w, q, traces, discounts, cut), rel=1e-5
     )
     quadratic = np.sum(powers * w[:last] ** 2) / 2
     expected = -balance(w, q, traces, discounts, cut) - quadratic
-    assert weights.fenchel(*arrays, flags) == pytest.approx(expected, rel=1e-5)
+    assert losses.fenchel(*arrays, flags) == pytest.approx(expected, rel=1e-5)
     products = np.cumprod(np.append(1.0, traces[1:last]))
     squares = np.sum(powers * (w[:last] - products) ** 2)
-    assert weights.regression(arrays[0], *arrays[2:], flags) == pytest.approx(squares, rel=1e-5)
+    assert losses.regression(arrays[0], *arrays[2:], flags) == pytest.approx(squares, rel=1e-5)
     half = np.sum(powers * q[:last] ** 2) / 2
-    assert weights.penalty(arrays[1], arrays[3], flags) == pytest.approx(half, rel=1e-5)
+    assert losses.penalty(arrays[1], arrays[3], flags) == pytest.approx(half, rel=1e-5)
 
 
 def test_cumulative_traces_balance_every_critic():
     """With w_t = C_t the loss is zero for any critic, so the solution is C's conditional mean."""
     traces = jax.random.uniform(jax.random.key(0), (7,))
-    products, _ = weights.cumulative(traces)
+    products, _ = losses.cumulative(traces)
     for seed in range(5):
         critic = jax.random.normal(jax.random.key(seed), (7,))
-        loss = weights.saddle_point(products, critic, traces, jnp.full(7, 0.9))
+        loss = losses.saddle_point(products, critic, traces, jnp.full(7, 0.9))
         assert loss == pytest.approx(0.0, abs=1e-5)
 
 
 def test_an_adversary_moves_against_the_weights():
     """One step of Adam lowers the saddle point's loss through the weights and raises it through the critic."""
     config = TD3Config(weights="saddle-point", hidden=(16,), weight_critic_penalty=0.0)
-    old = estimator.init(config, features=3, key=jax.random.key(0))
-    pairs = estimator.inputs(config, jax.random.normal(jax.random.key(1), (5, 32, 3)))
+    old = weight_network.init(config, features=3, key=jax.random.key(0))
+    pairs = weight_network.inputs(config, jax.random.normal(jax.random.key(1), (5, 32, 3)))
     sequence = (jnp.full((5, 32), 0.5), jnp.full((5, 32), 0.9), jnp.zeros((5, 32), bool))
-    new, before, _ = estimator.update(config, old, pairs, *sequence)
+    new, before, _ = weight_network.update(config, old, pairs, *sequence)
 
     def value(network, critic):
-        return float(estimator.loss(config, (network, critic), pairs, *sequence)[0])
+        return float(weight_network.loss(config, (network, critic), pairs, *sequence)[0])
 
     assert value(new.weights, old.critic) < float(before) < value(old.weights, new.critic)
 
@@ -122,7 +123,7 @@ def test_an_adversary_moves_against_the_weights():
 def test_power_normalisation_has_mean_one_over_what_is_valid():
     w = jnp.array([[0.5, 2.0], [4.0, jnp.nan]])
     valid = jnp.array([[True, True], [True, False]])
-    out = np.asarray(weights.normalise(w, valid, power=0.1))
+    out = np.asarray(losses.normalise(w, valid, power=0.1))
     raised = np.array([0.5, 2.0, 4.0]) ** 0.1
     np.testing.assert_allclose(out[valid], raised / raised.mean(), rtol=1e-5)
     assert out[1, 1] == 0

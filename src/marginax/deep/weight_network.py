@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
-from marginax.deep import weights as losses
 from marginax.deep.config import TD3Config
 from marginax.deep.networks import MLP
+from marginax.weights import losses
 
 
 class Estimator(eqx.Module):
