@@ -15,6 +15,7 @@ import pytest
 import rich.console
 
 from marginax import report
+from marginax._files import write_csv
 from marginax.experiments import runner
 
 CALLS: list[int] = []
@@ -41,7 +42,7 @@ class Squares(runner.Experiment):
         ]
 
     def section(self, folder, data):
-        report.write_csv(folder / "squares.csv", ["square"], [[float(a["square"])] for a in data.values()])
+        write_csv(folder / "squares.csv", ["square"], [[float(a["square"])] for a in data.values()])
         return report.Section(self.name, "Squares", data=("squares.csv",))
 
 

@@ -1,6 +1,5 @@
 """The report: files that are whole or absent, sections that survive the disk, a page on its own."""
 
-import errno
 import html.parser
 import json
 
@@ -9,6 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from marginax import report
+from marginax._files import write_csv
 
 
 def figure(folder, name="picture"):
@@ -20,7 +20,7 @@ def figure(folder, name="picture"):
 
 def section(folder, **changes):
     figure(folder)
-    report.write_csv(folder / "data.csv", ["x"], [[1.5]])
+    write_csv(folder / "data.csv", ["x"], [[1.5]])
     claim = report.Claim(
         "faster <than> `Retrace`",
         "Fig. 1",
@@ -72,31 +72,6 @@ def test_a_section_cannot_be_saved_before_its_files(tmp_path):
     saved = section(tmp_path, data=("nothing.csv",))
     with pytest.raises(FileNotFoundError, match=r"nothing\.csv"):
         report.save_section(tmp_path, saved)
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
-    path = tmp_path / "a"
-    path.write_text("old")
-
-    def full(file):
-        file.write(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OSError, match="No space"):
-        report.atomic_write(path, full)
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_an_unwritable_folder_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"cannot write to the folder .*file"):
-        report.check_writable(tmp_path / "file" / "below")
-
-
-def test_csv_keeps_integers_and_nine_digits(tmp_path):
-    report.write_csv(tmp_path / "t.csv", ["n", "x", "s"], [[1, np.float32(0.5), "a,b"], [2, 1 / 3, None]])
-    assert (tmp_path / "t.csv").read_text() == 'n,x,s\n1,0.5,"a,b"\n2,0.333333333,\n'
 
 
 def test_bootstrap_interval_covers_a_mean():

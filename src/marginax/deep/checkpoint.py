@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from marginax.report.files import atomic_write
+from marginax._files import atomic_write
 
 MANIFEST = "manifest.json"
 _FORMAT = 1

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import tyro
 
+from marginax._files import check_writable
 from marginax.deep.config import TD3Config
 from marginax.deep.curves import draw, load_curves, summarise
 from marginax.deep.policy import load_policy
 from marginax.deep.run import Run
 from marginax.deep.seeds import default_workers, train_seeds
-from marginax.report.files import check_writable
 
 _DEFAULTS = TD3Config()
 

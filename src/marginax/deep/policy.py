@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marginax.report.files import atomic_write
+from marginax._files import atomic_write
 from marginax.simulators.policy import Layers, act, to_bounds
 
 

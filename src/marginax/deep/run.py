@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from marginax._files import atomic_write
 from marginax.deep.config import TD3Config
-from marginax.report.files import atomic_write
 
 SETTINGS, METRICS, STATUS = "run.json", "metrics.jsonl", "status.json"
 

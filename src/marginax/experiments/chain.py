@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from marginax import learning, problems, report, traces, weights
+from marginax._files import write_csv
 from marginax.experiments import measures
 from marginax.experiments.runner import Arrays, Experiment, Part
 
@@ -148,7 +149,7 @@ class Chain(Experiment):
             if np.isfinite(mean[i])
         ]
         columns = ("panel", "value", "operator", "iteration", "mean", "lower quartile", "upper quartile")
-        report.write_csv(folder / "chain.csv", columns, rows)
+        write_csv(folder / "chain.csv", columns, rows)
         return report.Section(
             self.name,
             "Chain (Figure 1)",

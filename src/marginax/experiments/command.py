@@ -9,6 +9,7 @@ import rich.table
 import tyro
 
 from marginax import operators, policies, problems, report, traces
+from marginax._files import write_csv
 from marginax.experiments import runner
 from marginax.experiments.chain import Chain
 from marginax.experiments.open_world import OpenWorld
@@ -97,7 +98,7 @@ def write_report(out: Path) -> Path:
         (c.text, c.where, c.measure, c.interval.effect, c.interval.low, c.interval.high, c.verdict, c.command)
         for c in claims
     ]
-    report.write_csv(out / "claims.csv", columns, rows)
+    write_csv(out / "claims.csv", columns, rows)
     report.write_page(
         out / "report.html",
         "Marginalized operators: the paper's experiments",

@@ -141,7 +141,7 @@ def _finished(base: Path, config: dict[str, Any]) -> bool:
 
 
 def _write(base: Path, columns: Sequence[str], population: Any, config: Any) -> None:
-    from marginax.report.files import atomic_write, write_csv
+    from marginax._files import atomic_write, write_csv
 
     write_csv(base.with_suffix(".csv"), columns, sorted(population.rows))
     data = {

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marginax import report
+from marginax._files import write_csv
 from marginax.deep.curves import interquartile_mean
 from marginax.experiments.control_settings import Settings, read_metrics
 
@@ -310,7 +311,7 @@ def _figure(tasks: dict[str, dict[str, Curves]], looks: dict[str, int], folder: 
         axes[0].set_ylabel("return (interquartile mean)")
         _legend(figure, axes)
         report.save_figure(figure, folder, "control")
-    report.write_csv(folder / "control.csv", ["task", "operator", "step", "return", "low", "high"], rows)
+    write_csv(folder / "control.csv", ["task", "operator", "step", "return", "low", "high"], rows)
 
 
 def _finals(tasks: dict[str, dict[str, Curves]], looks: dict[str, int], folder: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from marginax import learning, problems, report, traces, weights
+from marginax._files import write_csv
 from marginax.experiments import measures
 from marginax.experiments.runner import Arrays, Experiment, Part
 
@@ -163,7 +164,7 @@ class OpenWorld(Experiment):
             for (kind, clip), curve in zip(self.runs(), errors, strict=True)
             for i in range(self.iterations)
         ]
-        report.write_csv(folder / "errors.csv", ("operator", "clip", "iteration", "mean", "median"), rows)
+        write_csv(folder / "errors.csv", ("operator", "clip", "iteration", "mean", "median"), rows)
         columns = ("operator", "clip", "iteration", "state", "mean value")
         maps = [
             (kind, clip, snapshot, state, float(value))
@@ -171,7 +172,7 @@ class OpenWorld(Experiment):
             for snapshot, state_values in zip(self.snapshots, each, strict=True)
             for state, value in enumerate(state_values)
         ]
-        report.write_csv(folder / "values.csv", columns, maps)
+        write_csv(folder / "values.csv", columns, maps)
         moves = "k times, in the order of time" if self.visits == "each" else "once, towards the mean"
         return report.Section(
             self.name,

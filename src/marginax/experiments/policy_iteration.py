@@ -11,6 +11,7 @@ import tyro
 from matplotlib.figure import Figure
 
 from marginax import learning, problems, report
+from marginax._files import write_csv
 from marginax.experiments import measures
 from marginax.experiments.runner import Arrays, Experiment, Part
 
@@ -125,7 +126,7 @@ class PolicyIteration(Experiment):
             for k, i in enumerate(self.evaluated)
         ]
         columns = ("policy iteration", "operator", "iteration", "mean return", "standard deviation")
-        report.write_csv(folder / "returns.csv", columns, rows)
+        write_csv(folder / "returns.csv", columns, rows)
         lines = [
             (
                 kind,

@@ -24,6 +24,7 @@ import tyro
 
 import marginax
 from marginax import report
+from marginax._files import atomic_write, check_writable
 
 Arrays = dict[str, np.ndarray]
 
@@ -127,7 +128,7 @@ def run(
     >>> run([], Path(tempfile.mkdtemp()))
     []
     """
-    report.check_writable(out)
+    check_writable(out)
     console = console or rich.console.Console(stderr=True)
     works = [_Work(experiment, out / experiment.name) for experiment in experiments]
     columns = (
@@ -182,7 +183,7 @@ class _Work:
         self.key = fingerprint(experiment.settings())
         self.seconds = 0.0
         self.data: dict[str, Arrays] = {}
-        report.check_writable(folder / "parts")
+        check_writable(folder / "parts")
         saved = report.load_section(folder)
         self.saved = saved if saved is not None and saved.key == self.key else None
         self.todo: list[Part] = []
@@ -204,7 +205,7 @@ class _Work:
         start = time.perf_counter()
         arrays: dict[str, Any] = {name: np.asarray(value) for name, value in part.compute().items()}
         seconds = time.perf_counter() - start
-        report.atomic_write(self.path(part), lambda file: np.savez(file, seconds=seconds, **arrays))
+        atomic_write(self.path(part), lambda file: np.savez(file, seconds=seconds, **arrays))
         return arrays, seconds
 
     def take(self, part: Part, arrays: Arrays, seconds: float) -> None:

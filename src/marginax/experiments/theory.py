@@ -11,6 +11,7 @@ import tyro
 from matplotlib.figure import Figure
 
 from marginax import operators, problems, report, traces, weights
+from marginax._files import write_csv
 from marginax.experiments import measures
 from marginax.experiments.runner import Arrays, Experiment, Part
 from marginax.trajectories import Trajectory, sample
@@ -146,7 +147,7 @@ class Theory(Experiment):
             for kind, line in zip(TRACES, table, strict=True)
             for decay, rate in zip(self.decays, line, strict=True)
         ]
-        report.write_csv(folder / "rates.csv", ("problem", "traces", "parameter", "value", "rate"), rows)
+        write_csv(folder / "rates.csv", ("problem", "traces", "parameter", "value", "rate"), rows)
         errors, predicted = convergence["errors"], convergence["predicted"]
         steps = errors[:, :, 1:] / np.maximum(errors[:, :, :-1], 1e-300)
         measured = np.where(errors[:, :, :-1] > 1e-9 * errors[:, :, :1], steps, 0).max(axis=2)

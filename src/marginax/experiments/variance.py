@@ -13,6 +13,7 @@ from jaxtyping import Array
 from matplotlib.figure import Figure
 
 from marginax import problems, report, targets, traces, weights
+from marginax._files import write_csv
 from marginax.experiments import measures
 from marginax.experiments.runner import Arrays, Experiment, Part
 from marginax.trajectories import Simulator, Trajectory, gather, gather_pairs, sample, simulator
@@ -90,7 +91,7 @@ class Variance(Experiment):
             for label, case in self.cases().items()
             for i, node in enumerate(NODES)
         ]
-        report.write_csv(folder / "variance.csv", ("problem", "estimate", "mean", "variance"), rows)
+        write_csv(folder / "variance.csv", ("problem", "estimate", "mean", "variance"), rows)
         total = self.seeds * self.trajectories
         return report.Section(
             self.name,

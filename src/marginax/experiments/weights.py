@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from marginax import problems, report, traces
 from marginax import weights as td_weights
+from marginax._files import write_csv
 from marginax.experiments import measures
 from marginax.experiments.runner import Arrays, Experiment, Part
 from marginax.trajectories import Trajectory
@@ -102,7 +103,7 @@ class Weights(Experiment):
             for corner, each in zip(CORNERS, self._one_run(found, kind), strict=True)
             for state, value in enumerate(each)
         ]
-        report.write_csv(folder / "weights.csv", ("weights", "start", "state", "weight"), rows)
+        write_csv(folder / "weights.csv", ("weights", "start", "state", "weight"), rows)
         errors = tuple(
             (
                 ROWS[kind].replace("\n", " "),

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from marginax import report
+from marginax._files import atomic_write, check_writable, write_csv
 from marginax.offline._answers import Answer, Evaluation, plain
 from marginax.offline._importance import HEAVY
 
@@ -40,11 +41,11 @@ def write_report(
     'evaluation.html'
     """
     folder = Path(folder)
-    report.check_writable(folder)
+    check_writable(folder)
     text = json.dumps(evaluation.to_dict(), indent=1, ensure_ascii=False)
-    report.atomic_write(folder / "evaluation.json", lambda file: file.write(text.encode("utf-8")))
+    atomic_write(folder / "evaluation.json", lambda file: file.write(text.encode("utf-8")))
     rows = [_row(a) for a in (*evaluation.answers.values(), evaluation.behaviour)]
-    report.write_csv(folder / "estimates.csv", _COLUMNS, rows)
+    write_csv(folder / "estimates.csv", _COLUMNS, rows)
     sections = _sections(evaluation, folder, rows, command, seconds)
     page = folder / "evaluation.html"
     verdict = evaluation.verdict

@@ -5,7 +5,6 @@ folder with `save_section`, and `write_page` turns any list of sections into one
 """
 
 from marginax.report.claims import Claim, Interval, bootstrap, number, verdict
-from marginax.report.files import atomic_write, check_writable, write_csv
 from marginax.report.page import write_page
 from marginax.report.section import Figure, Section, Table, load_section, save_section, versions
 from marginax.report.style import OPERATORS, OperatorStyle, operator_style, plot_style, save_figure
@@ -18,9 +17,7 @@ __all__ = [
     "OperatorStyle",
     "Section",
     "Table",
-    "atomic_write",
     "bootstrap",
-    "check_writable",
     "load_section",
     "number",
     "operator_style",
@@ -29,6 +26,5 @@ __all__ = [
     "save_section",
     "verdict",
     "versions",
-    "write_csv",
     "write_page",
 ]

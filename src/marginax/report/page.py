@@ -9,8 +9,8 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from marginax._files import atomic_write
 from marginax.report.claims import number
-from marginax.report.files import atomic_write
 from marginax.report.section import Section
 
 

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from marginax._files import atomic_write
 from marginax.report.claims import Claim, Interval
-from marginax.report.files import atomic_write
 
 FILE = "result.json"
 FORMAT = 1

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from marginax.report.files import atomic_write
+from marginax._files import atomic_write
 
 
 @dataclass(frozen=True)
