@@ -1,11 +1,12 @@
 """TD weights ``w[x, a, x', a']``: exact, estimated from data, or chosen by a program. One module an estimator."""
 
-from marginax.weights._model import EstimateInfo, estimate_behaviour
+from marginax.weights._model import EstimateInfo
 from marginax.weights.certainty_equivalence import (
     CertaintyEquivalence,
     certainty_equivalence,
     certainty_equivalence_states,
 )
+from marginax.weights.empirical import EmpiricalMDP, estimate_behaviour
 from marginax.weights.exact import NonMarkovianTraces, exact, exact_states, to_traces
 from marginax.weights.fastest import Frontier, WorstCritic, critic_loss, fastest, frontier, worst_critic
 from marginax.weights.fenchel import fenchel, fenchel_states
@@ -15,6 +16,7 @@ from marginax.weights.saddle_point import saddle_point, saddle_point_states
 
 __all__ = [
     "CertaintyEquivalence",
+    "EmpiricalMDP",
     "EstimateInfo",
     "Frontier",
     "MonteCarlo",

@@ -15,7 +15,7 @@ from marginax.operators import converging
 from marginax.trajectories import Trajectory
 from marginax.weights._data import discount_of, start_of, traces_of
 
-__all__ = ["EmpiricalModel", "EstimateInfo", "empirical_model", "estimate_behaviour"]
+__all__ = ["EmpiricalModel", "EstimateInfo", "empirical_model"]
 
 
 class EstimateInfo(NamedTuple):
@@ -192,39 +192,6 @@ def prior_counts(prior: ArrayLike | float, num_states: int, num_actions: int) ->
     pseudo = checks.array("prior", np.broadcast_to(pseudo, shape) if pseudo.ndim == 0 else pseudo, shape)
     checks.non_negative("prior", pseudo)
     return pseudo
-
-
-def estimate_behaviour(
-    trajectories: Trajectory, num_states: int, num_actions: int, *, prior: float = 0.0
-) -> FloatArray:
-    r"""The behaviour policy as action frequencies, $\hat\mu(a|x) = (n(x,a) + k) / \sum_b (n(x,b) + k)$.
-
-    For data whose behaviour probabilities were not logged: traces such as Retrace need them. Uniform in states without data.
-
-    Args:
-        trajectories: fields `[..., T]`.
-        num_states: S.
-        num_actions: A.
-        prior: the pseudo-count `k` of every pair. With 0, an action that was never taken has probability 0, and ratios with a
-            policy that takes it are refused.
-
-    Returns:
-        `mu[S, A]`.
-
-    >>> import jax, marginax as mx
-    >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
-    >>> batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=1000, horizon=10)
-    >>> bool(abs(estimate_behaviour(batch, 3, 2) - mu).max() < 0.05)
-    True
-    """
-    discount_of(trajectories, None, num_states, num_actions)
-    valid = np.asarray(trajectories.valid)
-    pair = (
-        np.asarray(trajectories.states)[valid].astype(np.int64) * num_actions
-        + np.asarray(trajectories.actions)[valid]
-    )
-    counts = np.bincount(pair, minlength=num_states * num_actions).reshape(num_states, num_actions)
-    return _frequencies(counts.astype(np.float64) + checks.at_least("prior", prior, 0.0))
 
 
 def _fill(frequency: sp.csr_array, behaviour: FloatArray, seen: np.ndarray) -> sp.csr_array:

@@ -1,0 +1,131 @@
+"""The empirical MDP against counts made one transition at a time."""
+
+import jax
+import numpy as np
+import pytest
+
+import marginax as mx
+from marginax.weights import EmpiricalMDP, estimate_behaviour
+from reference import estimators as reference
+
+MDP, PI, MU, C = reference.random_problem(1)
+FIELDS = ("visits", "successors", "reward_sums", "starts", "behaviour_sums")
+
+
+def batch(seed=0, episodes=40, horizon=12, **kwargs):
+    return mx.trajectories.sample(MDP, MU, jax.random.key(seed), episodes=episodes, horizon=horizon, **kwargs)
+
+
+def table(counts, name):
+    field = getattr(counts, name)
+    return np.asarray(field) if counts.dense or name != "successors" else field.toarray().reshape(5, 2, 5)
+
+
+def counted(data):
+    """All fields by a loop over episodes."""
+    found = {"visits": np.zeros((5, 2)), "successors": np.zeros((5, 2, 5)), "reward_sums": np.zeros((5, 2))}
+    found |= {"starts": np.zeros(5), "behaviour_sums": np.zeros((5, 2))}
+    for episode in mx.trajectories.to_episodes(data):
+        found["starts"][episode.observations[0]] += 1
+        steps = len(episode.actions)
+        for t in range(steps):
+            x, a, y = episode.observations[t], episode.actions[t], episode.observations[t + 1]
+            found["visits"][x, a] += 1
+            found["reward_sums"][x, a] += episode.rewards[t]
+            found["behaviour_sums"][x, a] += episode.behaviour[t]
+            if t < steps - 1 or not episode.terminated:
+                found["successors"][x, a, y] += 1
+    return found
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["host", "dense"])
+@pytest.mark.parametrize("reset", [False, True], ids=["padded", "packed"])
+def test_counts_are_those_of_a_loop_and_padding_is_never_read(reset, dense):
+    data = batch(reset=reset)
+    update = jax.jit(lambda counts, data: counts.update(data)) if dense else EmpiricalMDP.update
+    counts = update(EmpiricalMDP.empty(5, 2, dense=dense), reference.poisoned(data))
+    for name, expected in counted(data).items():
+        np.testing.assert_allclose(table(counts, name), expected, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["host", "dense"])
+def test_two_parts_merged_are_the_whole(dense):
+    first, second = batch(0), batch(1, episodes=7, horizon=5)
+    empty = EmpiricalMDP.empty(5, 2, dense=dense)
+    one_by_one = empty.update(first).update(second)
+    merged = empty.update(first).merge(empty.update(second))
+    for name in FIELDS:
+        np.testing.assert_allclose(table(merged, name), table(one_by_one, name), rtol=1e-6)
+
+
+def test_folds_of_flat_arrays_add_up():
+    generator = np.random.default_rng(0)
+    x, a, y = (
+        generator.integers(5, size=200),
+        generator.integers(2, size=200),
+        generator.integers(5, size=200),
+    )
+    ended, fold = generator.random(200) < 0.1, generator.random(200) < 0.5
+    columns = {"rewards": generator.normal(size=200), "first": ended, "behaviour": np.full(200, 0.5)}
+    empty = EmpiricalMDP.empty(5, 2)
+    parts = [empty.add(x, a, y, ended, valid=kept, **columns) for kept in (fold, ~fold)]
+    whole, merged = empty.add(x, a, y, ended, **columns), parts[0].merge(parts[1])
+    for name in FIELDS:
+        np.testing.assert_allclose(table(merged, name), table(whole, name), atol=1e-12)
+    assert merged.has_behaviour and not empty.has_behaviour
+
+
+@pytest.mark.parametrize("unseen", ["end", "average"])
+def test_both_forms_read_the_same_model_from_few_data(unseen):
+    data = batch(episodes=2, horizon=3)
+    host, dense = (EmpiricalMDP.empty(5, 2, dense=d).update(data) for d in (False, True))
+    assert not host.support.all() and host.support.any(axis=1).sum() < 5
+    np.testing.assert_allclose(
+        dense.transitions(unseen, MU), host.transitions(unseen, MU).toarray().reshape(5, 2, 5), atol=1e-6
+    )
+    for method in ("rewards", "action_frequencies", "logged_behaviour"):
+        np.testing.assert_allclose(getattr(dense, method)(), getattr(host, method)(), atol=1e-6)
+    found = host.mdp(0.9, unseen=unseen, mu=MU)
+    np.testing.assert_allclose(found.initial, host.starts / host.starts.sum())
+
+
+def test_what_an_unseen_pair_does_is_a_choice():
+    """In state 0 actions 0 and 1 were taken, never 2; state 1 was never left."""
+    counts = EmpiricalMDP.empty(2, 3).add([0, 0, 0], [0, 0, 1], [0, 1, 1], ended=[False] * 3)
+    mu = [[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]]
+    p = counts.transitions("end").toarray().reshape(2, 3, 2)
+    np.testing.assert_allclose(p[0], [[0.5, 0.5], [0, 1], [0, 0]])
+    p = counts.transitions("average", mu).toarray().reshape(2, 3, 2)
+    np.testing.assert_allclose(p[0, 2], 0.4 * p[0, 0] + 0.6 * p[0, 1])
+    np.testing.assert_array_equal(p[1], 0)
+    np.testing.assert_allclose(counts.action_frequencies(), [[2 / 3, 1 / 3, 0], [1 / 3] * 3])
+
+
+def test_a_prior_counts_everywhere():
+    for dense in (False, True):
+        counts = EmpiricalMDP.empty(5, 2, dense=dense).with_prior(0.5)
+        assert counts.support.all()
+        np.testing.assert_allclose(table(counts, "successors"), 0.5)
+        np.testing.assert_allclose(counts.visits, 2.5)
+
+
+def test_logged_probabilities_are_averaged_and_completed():
+    counts = EmpiricalMDP.empty(1, 3).add(
+        [0, 0, 0], [0, 0, 1], [0, 0, 0], ended=[False] * 3, behaviour=[0.4, 0.6, 0.2]
+    )
+    np.testing.assert_allclose(counts.logged_behaviour(), [[0.5, 0.2, 0.3]])
+
+
+def test_bad_data_are_refused():
+    empty = EmpiricalMDP.empty(2, 1)
+    with pytest.raises(ValueError, match=r"next_states must lie in range\(2\), but one of them is 2"):
+        empty.add([0], [0], [2], ended=[False])
+    empty.add([0], [0], [2], ended=[True])  # what follows the end is not read
+    with pytest.raises(ValueError, match="behaviour probabilities are present in one part"):
+        empty.add([0], [0], [0], [False]).add([0], [0], [0], [False], behaviour=[1.0])
+    with pytest.raises(ValueError, match="unseen must be"):
+        empty.transitions("ignore")
+    with pytest.raises(ValueError, match="cannot be merged"):
+        empty.merge(EmpiricalMDP.empty(3, 1))
+    with pytest.raises(ValueError, match="valid step"):
+        estimate_behaviour(jax.tree.map(lambda f: f[:0], batch()), 5, 2)
