@@ -19,7 +19,7 @@ import scipy.sparse as sp
 from scipy.optimize import linprog
 
 import marginax as mx
-from marginax.linear_programs import balance_matrix
+from marginax.linear_programs._balance import balance_matrix
 
 
 def best_of(repeats: int, function: Callable, *arguments, **options) -> tuple[float, Any]:
@@ -117,8 +117,8 @@ def main() -> None:
         )
 
         per_program, rates = loop_fastest(problem, arguments.cap, starts)
-        one, _ = best_of(1, mx.weights.fastest, *problem, arguments.cap, threads=1)
-        two, weights = best_of(1, mx.weights.fastest, *problem, arguments.cap, threads=2)
+        one, _ = best_of(1, mx.linear_programs.fastest, *problem, arguments.cap, threads=1)
+        two, weights = best_of(1, mx.linear_programs.fastest, *problem, arguments.cap, threads=2)
         ours = mx.marginalized(*problem, weights).contraction_rates().ravel()[starts]
         fastest_rows.append(
             f"| {size} × {size} | {pairs} | {sign}{pairs * per_program:.2f} s | {one:.2f} s | {two:.2f} s "

@@ -42,7 +42,7 @@ def draw(axes, title: str, problem: mx.problems.Problem, episodes: int, key: jax
     enough = float(ratios.max())  # the cap that admits the ratios w^{π,μ}
     caps = np.sort(np.append(np.geomspace(0.25, 2.0 * enough, 24), [1.0, enough]))
     begin = time.perf_counter()
-    curve = mx.weights.frontier(mdp, pi, mu, caps)
+    curve = mx.linear_programs.frontier(mdp, pi, mu, caps)
     print(f"{title}: {curve.rates.size} programs in {time.perf_counter() - begin:.1f} s")
     best = curve.rates.mean(axis=(1, 2))
     for cap in (1.0, enough):

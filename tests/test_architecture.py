@@ -15,7 +15,6 @@ ROOMS = [
     *(
         "_checks",
         "_solve",
-        "_highs",
         "_files",
         "statistics",
         "policies",

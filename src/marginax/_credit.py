@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax._bellman import Bellman
@@ -134,3 +135,22 @@ class Composed(Credit):
     def matrix(self) -> FloatArray:
         first, second = self.first.matrix(), self.second.matrix()
         return first + second - self.bellman.after(first) @ second
+
+
+def trace_array(mdp: TabularMDP, c: ArrayLike) -> FloatArray:
+    """Checks traces: finite, ``[S, A]`` or ``[H, S, A]``."""
+    if np.ndim(c) == 3:
+        return checks.array("c", c, (None, *mdp.r.shape))
+    return checks.array("c", c, mdp.r.shape)
+
+
+def converging(mdp: TabularMDP, measure: FloatArray) -> Traced:
+    """The credit of Markovian traces, refused where its sum over time diverges."""
+    credit = Traced(mdp, measure)
+    if not credit.paths.converges:
+        state = int(np.argmax(np.abs(measure).sum(axis=1)))
+        raise ValueError(
+            "c is too large: the sum over time of its traces does not converge (condition C.1); the largest expected trace, "
+            f"sum over a of mu |c|, is {np.abs(measure[state]).sum():.6g} in state {state}"
+        )
+    return credit

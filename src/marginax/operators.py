@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from marginax import _checks as checks
 from marginax._bellman import Bellman, PairBellman, StateBellman
 from marginax._checks import FloatArray
-from marginax._credit import Composed, Credit, Dense, Identity, StateTraced, Timed, Traced
+from marginax._credit import Composed, Credit, Dense, Identity, StateTraced, Timed, converging, trace_array
 from marginax._solve import Resolvent
 from marginax.mdp import TabularMDP
 
@@ -346,25 +346,6 @@ def marginalized_vtrace(mdp: TabularMDP, mu: ArrayLike, w: ArrayLike, rho: Array
     weights = checks.array("w", w, (states, states))
     visits = StateTraced(Resolvent(mdp.state_kernel(mdp.policy("mu", mu)), mdp.discount)).matrix()
     return Operator("marginalized V-trace", bellman, Dense(visits * weights), residual_is_non_negative=False)
-
-
-def trace_array(mdp: TabularMDP, c: ArrayLike) -> FloatArray:
-    """Checks traces: finite, ``[S, A]`` or ``[H, S, A]``."""
-    if np.ndim(c) == 3:
-        return checks.array("c", c, (None, *mdp.r.shape))
-    return checks.array("c", c, mdp.r.shape)
-
-
-def converging(mdp: TabularMDP, measure: FloatArray) -> Traced:
-    """The credit of Markovian traces, refused where its sum over time diverges."""
-    credit = Traced(mdp, measure)
-    if not credit.paths.converges:
-        state = int(np.argmax(np.abs(measure).sum(axis=1)))
-        raise ValueError(
-            "c is too large: the sum over time of its traces does not converge (condition C.1); the largest expected trace, "
-            f"sum over a of mu |c|, is {np.abs(measure[state]).sum():.6g} in state {state}"
-        )
-    return credit
 
 
 def _state_bellman(mdp: TabularMDP, mu: ArrayLike, rho: ArrayLike) -> StateBellman:

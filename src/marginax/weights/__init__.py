@@ -8,7 +8,6 @@ from marginax.weights.certainty_equivalence import (
 )
 from marginax.weights.empirical import EmpiricalMDP, estimate_behaviour
 from marginax.weights.exact import NonMarkovianTraces, exact, exact_states, to_traces
-from marginax.weights.fastest import Frontier, WorstCritic, critic_loss, fastest, frontier, worst_critic
 from marginax.weights.fenchel import fenchel, fenchel_states
 from marginax.weights.monte_carlo import MonteCarlo, monte_carlo, monte_carlo_states
 from marginax.weights.regression import Regression, regression, regression_states
@@ -18,21 +17,16 @@ __all__ = [
     "CertaintyEquivalence",
     "EmpiricalMDP",
     "EstimateInfo",
-    "Frontier",
     "MonteCarlo",
     "NonMarkovianTraces",
     "Regression",
-    "WorstCritic",
     "certainty_equivalence",
     "certainty_equivalence_states",
-    "critic_loss",
     "estimate_behaviour",
     "exact",
     "exact_states",
-    "fastest",
     "fenchel",
     "fenchel_states",
-    "frontier",
     "monte_carlo",
     "monte_carlo_states",
     "regression",
@@ -40,5 +34,4 @@ __all__ = [
     "saddle_point",
     "saddle_point_states",
     "to_traces",
-    "worst_critic",
 ]

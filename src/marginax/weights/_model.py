@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax._checks import FloatArray
+from marginax._credit import converging
 from marginax._solve import Resolvent
 from marginax.mdp import TabularMDP
-from marginax.operators import converging
 from marginax.trajectories import Trajectory
 from marginax.weights._data import discount_of, start_of, traces_of
 

@@ -7,10 +7,9 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax._checks import FloatArray
-from marginax._credit import StateTraced, Timed
+from marginax._credit import StateTraced, Timed, converging, trace_array
 from marginax._solve import Resolvent
 from marginax.mdp import TabularMDP
-from marginax.operators import converging, trace_array
 
 __all__ = ["NonMarkovianTraces", "exact", "exact_states", "to_traces"]
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import marginax as mx
 from marginax import linear_programs as programs
-from marginax._highs import Program
+from marginax.linear_programs._highs import Program
+from marginax.linear_programs.relaxed import _StartPrograms
 from reference.linear_programs import (
     backup_values,
     bellman_error,
@@ -172,9 +173,7 @@ class TestRelaxed:
     def test_a_shared_basis_gives_what_each_program_gives_alone(self, monkeypatch):
         mdp, pi, mu, q = random_case(11)
         shared = programs.relaxed(mdp, pi, mu, q, 0.4)
-        monkeypatch.setattr(
-            programs._StartPrograms, "_feasible", lambda self, pairs: np.zeros(pairs.size, dtype=bool)
-        )
+        monkeypatch.setattr(_StartPrograms, "_feasible", lambda self, pairs: np.zeros(pairs.size, dtype=bool))
         alone = programs.relaxed(mdp, pi, mu, q, 0.4)
         np.testing.assert_allclose(shared.values, alone.values, atol=1e-10)
         np.testing.assert_allclose(shared.occupancy, alone.occupancy, atol=1e-10)
@@ -182,7 +181,7 @@ class TestRelaxed:
     def test_a_basis_that_does_not_fit_a_pair_is_not_used_for_it(self):
         """With a violation basic in place of another pair's credit, that pair's violation would be above the budget."""
         mdp, pi, _, _ = random_case(0)
-        starts = programs._StartPrograms(mdp, pi, 0.4, None)
+        starts = _StartPrograms(mdp, pi, 0.4, None)
         pairs, free = mdp.r.size, mdp.r.size + mdp.num_states
         columns = np.arange(3 * pairs + mdp.num_states) < free
         columns[2], columns[free + 2] = False, True  # the credit of pair 2 out, its violation in
@@ -310,7 +309,7 @@ class TestWhatHighsReports:
 
     def test_infeasible(self):
         mdp, pi, _, _ = random_case(0)
-        starts = programs._StartPrograms(mdp, pi, 0.5, None)
+        starts = _StartPrograms(mdp, pi, 0.5, None)
         starts.set_cost(np.zeros(mdp.r.size))
         starts.program.set_bounds(0, np.zeros(mdp.r.size), np.zeros(mdp.r.size))
         with pytest.raises(programs.ProgramError, match=r"\(x, a\) = \(0, 0\).*Infeasible"):

@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax._checks import FloatArray
-from marginax._highs import Program, progress_bar
-from marginax.linear_programs import NO_SUPPORT, balance_matrix, pair_name
+from marginax.linear_programs._balance import NO_SUPPORT, balance_matrix, pair_name
+from marginax.linear_programs._highs import Program, progress_bar
 from marginax.mdp import TabularMDP
 from marginax.operators import marginalized
 

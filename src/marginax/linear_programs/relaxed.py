@@ -21,12 +21,12 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax._checks import FloatArray
-from marginax._highs import Program, ProgramError, progress_bar
+from marginax.linear_programs._balance import NO_SUPPORT, balance_matrix, pair_name
+from marginax.linear_programs._highs import Program, progress_bar
 from marginax.mdp import TabularMDP
 
-__all__ = ["Iterates", "ProgramError", "Relaxed", "evaluate", "iterate", "relaxed"]
+__all__ = ["Iterates", "Relaxed", "evaluate", "iterate", "relaxed"]
 
-NO_SUPPORT = 1e-300  # visitation below which a ratio to it could overflow counts as none
 FEASIBLE = 1e-9  # how far a basis may leave its bounds and still count as feasible
 
 
@@ -170,7 +170,7 @@ def relaxed(
         f"the occupancies of {pairs} by {pairs} pairs",
         pairs**2,
         copies=5,
-        instead="iterate keeps values only, and weights.fastest takes one start",
+        instead="iterate keeps values only, and fastest takes one start",
     )
     programs = _StartPrograms(mdp, target, checks.discount(rate, "rate"), time_limit)
     programs.set_cost(_bellman_error(mdp, target, q))
@@ -244,24 +244,6 @@ def iterate(
             advance(1)
     errors = np.abs(values - mdp.q_values(target)).max(axis=(1, 2))
     return Iterates(values, errors, mdp, (target, behaviour), rate)
-
-
-def balance_matrix(mdp: TabularMDP, pi: FloatArray) -> sp.csc_array:
-    """The balance equations on (credit, flow): rows ``f - pᵀ D`` (a state each), then ``D - γ π f`` (a pair each)."""
-    states, pairs = mdp.num_states, mdp.r.size
-    p = mdp.p if mdp.is_sparse else sp.csr_array(mdp.p.reshape(pairs, states))
-    policy = sp.csr_array(
-        (pi.flatten(), np.arange(pairs), np.arange(0, pairs + 1, mdp.num_actions)), shape=(states, pairs)
-    )
-    policy.eliminate_zeros()
-    top = sp.hstack([-p.T, sp.eye_array(states)])
-    bottom = sp.hstack([sp.eye_array(pairs), -mdp.discount * policy.T])
-    return sp.csc_array(sp.vstack([top, bottom]))
-
-
-def pair_name(mdp: TabularMDP, pair: int) -> str:
-    """How errors call a start pair."""
-    return "the pair (x, a) = ({}, {})".format(*divmod(pair, mdp.num_actions))
 
 
 def _bellman_error(mdp: TabularMDP, pi: FloatArray, q: FloatArray) -> FloatArray:

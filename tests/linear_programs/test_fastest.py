@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import marginax as mx
-from marginax.linear_programs import ProgramError
-from marginax.weights import critic_loss, exact, fastest, frontier, worst_critic
+from marginax.linear_programs import ProgramError, critic_loss, fastest, frontier, worst_critic
+from marginax.weights import exact
 from reference.linear_programs import (
     capped_flow,
     pair_kernel,
