@@ -7,9 +7,20 @@ imported only when it is made.
 
 from __future__ import annotations
 
+from marginax.simulators.accelerated import AcceleratedSimulator, make_accelerated
 from marginax.simulators.pool import Evaluation, Pool, WorkerDied
 from marginax.simulators.protocol import Simulator
 from marginax.simulators.registry import make
 from marginax.simulators.rollout import AgentSpec, Transitions
 
-__all__ = ["AgentSpec", "Evaluation", "Pool", "Simulator", "Transitions", "WorkerDied", "make"]
+__all__ = [
+    "AcceleratedSimulator",
+    "AgentSpec",
+    "Evaluation",
+    "Pool",
+    "Simulator",
+    "Transitions",
+    "WorkerDied",
+    "make",
+    "make_accelerated",
+]

@@ -1,15 +1,20 @@
-"""Gymnasium environments, among them PyBullet's."""
+"""Gymnasium environments, among them PyBullet's, as they were registered: with all their wrappers."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import warnings
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from marginax.simulators.protocol import optional_import
+from marginax.simulators.protocol import optional_import, prefer_rendering
 
 _DEFAULT_TIME_LIMIT = 1000
+_NOT_STATE = ("env", "spec", "_cached_spec", "metadata", "observation_space", "action_space")
 
 
 def pybullet_id(task: str) -> str:
@@ -29,11 +34,15 @@ def pybullet_id(task: str) -> str:
 
 
 class GymnasiumSimulator:
-    """Any Gymnasium id with box observations and actions; see [`Simulator`][marginax.simulators.Simulator].
+    """Any Gymnasium id with box observations, and actions in a box or a discrete set.
 
-    Gymnasium has no checkpoints, so ours is the episode's number and its actions so far: episode k is seeded
-    from (seed, k), and `set_state` plays the actions again. That is exact for every environment whose
-    randomness comes from its seed. An environment without a time limit is given one of 1,000 steps.
+    See [`Simulator`][marginax.simulators.Simulator]. The environment is stepped through all wrappers that it
+    was registered with. An environment without a time limit is given one of 1,000 steps.
+
+    Gymnasium has no checkpoints. Ours holds the number of the episode, the actions taken in it, and the data of
+    every layer (numbers, arrays, generators, containers and plain objects of these) at the start of the episode.
+    Episode k is seeded from (seed, k). `set_state` puts the data back and plays the actions again. That is exact
+    for an environment whose state is such data or follows from its seed; `resumes_exactly` tries it.
 
     >>> simulator = GymnasiumSimulator("Pendulum-v1", seed=3)
     >>> _ = simulator.reset()
@@ -45,64 +54,292 @@ class GymnasiumSimulator:
     True
     """
 
-    def __init__(self, name: str, seed: int) -> None:
+    def __init__(self, name: str, seed: int, *, render: bool = False) -> None:
+        if render:
+            prefer_rendering()
         gymnasium = optional_import("gymnasium", name)
+        mode = {"render_mode": "rgb_array"} if render else {}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                wrapped = gymnasium.make(name, disable_env_checker=True)
+                self._environment = gymnasium.make(name, disable_env_checker=True, **mode)
         except gymnasium.error.Error as error:
             raise ValueError(f"name must be a simulator or a Gymnasium id, got {name!r}: {error}") from error
-        spaces = {"observations": wrapped.observation_space, "actions": wrapped.action_space}
-        for what, space in spaces.items():
-            if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
-                wrapped.close()
-                raise ValueError(f"{name!r} must have {what} in a one-dimensional box, got {space}")
-        self.time_limit = int(wrapped.spec.max_episode_steps or _DEFAULT_TIME_LIMIT)
-        self._environment = wrapped.unwrapped
-        self.observation_size = int(spaces["observations"].shape[0])
-        self.action_size = int(spaces["actions"].shape[0])
-        self.action_low = spaces["actions"].low.astype(np.float32)
-        self.action_high = spaces["actions"].high.astype(np.float32)
-        self._dtype = spaces["actions"].dtype
+        try:
+            self._read_spaces(name, gymnasium.spaces)
+        except ValueError:
+            self._environment.close()
+            raise
+        spec = self._environment.spec
+        self.time_limit = int((spec and spec.max_episode_steps) or _DEFAULT_TIME_LIMIT)
+        self._layers = list(_layers(self._environment))
         self._seed = seed
         self._episode = -1
         self._actions: list[np.ndarray] = []
         # PyBullet's very first reset differs from all later ones: take it now, so no episode depends on it.
         self._environment.reset(seed=0)
+        self._fresh = self._at_start = _layer_data(self._layers)
+
+    def _read_spaces(self, name: str, spaces: Any) -> None:
+        observations, actions = self._environment.observation_space, self._environment.action_space
+        if not isinstance(observations, spaces.Box) or len(observations.shape) != 1:
+            raise ValueError(
+                f"{name!r} must have observations in a one-dimensional box, got {observations}: "
+                "register it with gymnasium.wrappers.FlattenObservation"
+            )
+        self.observation_size = int(observations.shape[0])
+        self.num_actions: int | None = None
+        self._first_action, self._dtype = 0, np.dtype(np.int64)
+        if isinstance(actions, spaces.Discrete):
+            self.num_actions, self._first_action = int(actions.n), int(actions.start)
+            self.action_size = 1
+            self.action_low, self.action_high = np.zeros(1, np.float32), np.float32([self.num_actions - 1])
+            return
+        if not isinstance(actions, spaces.Box) or len(actions.shape) != 1:
+            raise ValueError(
+                f"{name!r} must have actions in a one-dimensional box or a discrete set, got {actions}"
+            )
+        self._dtype = np.dtype(actions.dtype)
+        if not np.issubdtype(self._dtype, np.floating):
+            raise ValueError(f"{name!r} must have actions of real numbers, got a box of {self._dtype}")
+        self.action_size = int(actions.shape[0])
+        with np.errstate(over="ignore"):
+            self.action_low, self.action_high = (
+                np.asarray(x, np.float32) for x in (actions.low, actions.high)
+            )
+        finite = np.isfinite(self.action_low) & np.isfinite(self.action_high)
+        if not finite.all():
+            i = int(np.argmin(finite))
+            raise ValueError(
+                f"{name!r} must have finite bounds for its actions, got [{actions.low[i]}, {actions.high[i]}] "
+                f"for action {i}: register it with gymnasium.wrappers.RescaleAction, or bounds of its own"
+            )
 
     def reset(self) -> np.ndarray:
         """Start the next episode, seeded by its number."""
+        self._at_start = _layer_data(self._layers)
         self._episode += 1
         self._actions = []
         seed = np.random.SeedSequence((self._seed, self._episode)).generate_state(1, np.uint32)[0]
         observation, _ = self._environment.reset(seed=int(seed))
-        return np.asarray(observation, np.float32)
+        return np.array(observation, np.float32)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
-        """One step of the environment."""
-        action = np.array(action, self._dtype)
-        self._actions.append(action)
-        observation, reward, terminated, truncated, _ = self._environment.step(action)
+        """One step of the environment, on a copy of the action; a discrete action is its index from 0."""
+        if self.num_actions is not None:
+            index = int(np.asarray(action).reshape(()))
+            if not 0 <= index < self.num_actions:
+                raise ValueError(f"action must be an index below {self.num_actions}, got {index}")
+            kept: Any = np.array([index])
+            given: Any = index + self._first_action
+        else:
+            kept = np.array(action, self._dtype)
+            if not np.isfinite(kept).all():
+                raise RuntimeError(f"action must be finite, got {kept!r} at step {len(self._actions)}")
+            given = kept.copy()  # an environment may write into it
+        self._actions.append(kept)
+        observation, reward, terminated, truncated, _ = self._environment.step(given)
         truncated = bool(truncated) or len(self._actions) >= self.time_limit
-        return np.asarray(observation, np.float32), float(reward), bool(terminated), truncated
+        return np.array(observation, np.float32), float(reward), bool(terminated), truncated
 
     def get_state(self) -> dict[str, Any]:
-        """The episode's number and the actions taken in it."""
+        """The episode's number and actions, and the data of every layer at its start."""
         actions = np.array(self._actions, self._dtype).reshape(-1, self.action_size)
-        return {"episode": self._episode, "actions": actions, "seed": self._seed}
+        changed = [  # a number that never changes may be a handle, valid in this process only
+            {name: now[name] for name in now if name not in fresh or not _same(now[name], fresh[name])}
+            for now, fresh in zip(self._at_start, self._fresh, strict=True)
+        ]
+        return {"episode": self._episode, "actions": actions, "seed": self._seed, **_to_arrays(changed)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Play the saved actions again."""
+        """Put the layers' data back and play the saved actions again."""
         self._seed = int(state["seed"])
-        self._episode = int(state["episode"]) - 1
-        if self._episode < -1:
-            self._episode = -1
+        self._episode = max(int(state["episode"]) - 1, -1)
+        if int(state["episode"]) < 0:
             return
+        saved = _from_arrays(state)
+        if len(saved) != len(self._layers):
+            raise ValueError(
+                f"state has {len(saved)} layers of wrappers, the environment {len(self._layers)}"
+            )
+        _set_layer_data(self._layers, self._fresh)
+        _set_layer_data(self._layers, saved)
         self.reset()
         for action in state["actions"]:
             self.step(action)
 
+    def render(self) -> np.ndarray:
+        """The environment's own picture, `[height, width, 3]`; needs `make(…, render=True)`."""
+        if self._environment.render_mode != "rgb_array":
+            raise RuntimeError("the simulator must be made with render=True to be drawn")
+        try:
+            return np.asarray(self._environment.render(), np.uint8)
+        except Exception as error:
+            raise RuntimeError(f"{self._environment.spec.id} cannot be drawn here: {error}") from error
+
     def close(self) -> None:
         """Free the environment."""
         self._environment.close()
+
+
+def resumes_exactly(name: str, make: Any, steps: int = 10) -> bool:
+    """Whether a copy, made from a checkpoint in a second episode, goes on as the original does.
+
+    It plays a few random steps of three episodes; `make(name, seed)` makes the simulators.
+
+    >>> resumes_exactly("Pendulum-v1", GymnasiumSimulator)
+    True
+    """
+    original, copy = make(name, 0), make(name, 1)
+    generator = np.random.default_rng(0)
+
+    def actions() -> np.ndarray:
+        if original.num_actions is not None:
+            return generator.integers(original.num_actions, size=(steps, 1))
+        low, high = original.action_low, original.action_high
+        return generator.uniform(low, high, (steps, original.action_size)).astype(np.float32)
+
+    def play(simulator: Any, sequence: np.ndarray) -> list[np.ndarray]:
+        seen = []
+        for action in sequence:
+            observation, reward, terminated, truncated = simulator.step(action)
+            seen += [observation, np.array([reward, terminated, truncated])]
+            if terminated or truncated:
+                seen.append(simulator.reset())
+        return seen
+
+    for simulator in (original, copy):
+        simulator.reset()
+    for _ in range(2):
+        play(original, actions())
+        original.reset()
+    play(original, actions()[: steps // 2])
+    copy.set_state(original.get_state())
+    same = True
+    for _ in range(2):
+        sequence = actions()
+        pairs = zip(play(original, sequence), play(copy, sequence), strict=False)
+        same = same and all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+        same = same and np.array_equal(original.reset(), copy.reset(), equal_nan=True)
+    original.close()
+    copy.close()
+    return same
+
+
+# The data of every layer of wrappers. What a layer holds is copied attribute by attribute into plain trees of
+# numbers, strings, arrays and tagged containers; an attribute that is anything else is left alone.
+
+
+class _NotDataError(Exception):
+    """The value is not made of numbers, arrays, generators and containers of these."""
+
+
+def _layers(environment: Any) -> Iterator[Any]:
+    while True:
+        yield environment
+        if "env" not in vars(environment):
+            return
+        environment = environment.env
+
+
+def _layer_data(layers: list[Any]) -> list[dict[str, Any]]:
+    out = []
+    for layer in layers:
+        data = {}
+        for name, value in vars(layer).items():
+            if name not in _NOT_STATE:
+                with contextlib.suppress(_NotDataError):
+                    data[name] = _copy(value, (id(layer),))
+        out.append(data)
+    return out
+
+
+def _copy(value: Any, parents: tuple[int, ...]) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, (np.ndarray, np.generic)):
+        if value.dtype.hasobject:
+            raise _NotDataError
+        return np.array(value) if isinstance(value, np.ndarray) else {"scalar": np.array(value)}
+    if isinstance(value, np.random.Generator):
+        return {"generator": _copy(value.bit_generator.state, parents)}
+    if isinstance(value, np.random.RandomState):
+        return {"generator": _copy(value.get_state(legacy=False), parents)}
+    if id(value) in parents or len(parents) > 5:
+        raise _NotDataError
+    parents = (*parents, id(value))
+    if type(value) in (list, tuple, deque):
+        return {type(value).__name__: [_copy(item, parents) for item in value]}
+    if type(value) is dict:
+        return {"dict": [[_copy(k, parents), _copy(v, parents)] for k, v in value.items()]}
+    if hasattr(value, "__dict__") and not callable(value) and not isinstance(value, type):
+        return {"object": {name: _copy(v, parents) for name, v in vars(value).items()}}
+    raise _NotDataError
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return type(a) is type(b) and bool(a == b)
+
+
+def _to_arrays(tree: Any) -> dict[str, np.ndarray]:
+    """A tree as a JSON text, in bytes, and the arrays it refers to by number."""
+    arrays: list[np.ndarray] = []
+
+    def refer(array: np.ndarray) -> dict[str, int]:
+        arrays.append(array)
+        return {"__array__": len(arrays) - 1}
+
+    text = json.dumps(tree, default=refer)
+    return {
+        "layers": np.frombuffer(text.encode(), np.uint8),
+        **{f"layers.{i}": a for i, a in enumerate(arrays)},
+    }
+
+
+def _from_arrays(state: dict[str, Any]) -> Any:
+    def find(item: dict[str, Any]) -> Any:
+        return np.array(state[f"layers.{item['__array__']}"]) if item.keys() == {"__array__"} else item
+
+    return json.loads(np.asarray(state["layers"], np.uint8).tobytes(), object_hook=find)
+
+
+def _set_layer_data(layers: list[Any], data: list[dict[str, Any]]) -> None:
+    for layer, attributes in zip(layers, data, strict=True):
+        for name, saved in attributes.items():
+            vars(layer)[name] = _restore(saved, vars(layer).get(name))
+
+
+def _restore(saved: Any, now: Any) -> Any:
+    """The value of a tree; arrays, generators and objects that are there now are written in place."""
+    if isinstance(saved, np.ndarray):
+        if not isinstance(now, np.ndarray) or (now.shape, now.dtype) != (saved.shape, saved.dtype):
+            return saved.copy()
+        now[...] = saved
+        return now
+    if not isinstance(saved, dict):
+        return saved
+    ((kind, inner),) = saved.items()
+    if kind == "scalar":
+        return inner[()]
+    if kind == "generator":
+        if isinstance(now, np.random.Generator):
+            now.bit_generator.state = _restore(inner, None)
+        elif isinstance(now, np.random.RandomState):
+            now.set_state(_restore(inner, None))
+        return now
+    if kind == "object":
+        for name, value in inner.items() if now is not None else ():
+            vars(now)[name] = _restore(value, vars(now).get(name))
+        return now
+    if kind == "dict":
+        return {_restore(k, None): _restore(v, None) for k, v in inner}
+    items = [_restore(item, None) for item in inner]
+    if kind == "deque":
+        return deque(items, maxlen=now.maxlen if isinstance(now, deque) else None)
+    return tuple(items) if kind == "tuple" else items

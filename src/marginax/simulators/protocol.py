@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+
+_NEWEST_PYTHON = {"dm_control": (3, 12), "pybullet_envs_gymnasium": (3, 11), "pybullet": (3, 11)}
 
 
 @runtime_checkable
@@ -20,7 +23,8 @@ class Simulator(Protocol):
 
     Attributes:
         observation_size: Length of the observation vector.
-        action_size: Length of the action vector.
+        num_actions: Number of discrete actions; None where actions lie in a box.
+        action_size: Length of the action vector; 1 for discrete actions, whose vector holds an index from 0.
         action_low: Smallest action, shape `[action_size]`.
         action_high: Largest action, shape `[action_size]`.
         time_limit: Steps after which an episode is cut off.
@@ -31,6 +35,7 @@ class Simulator(Protocol):
     """
 
     observation_size: int
+    num_actions: int | None
     action_size: int
     action_low: np.ndarray
     action_high: np.ndarray
@@ -48,18 +53,15 @@ class Simulator(Protocol):
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from what `get_state` returned."""
 
+    def render(self) -> np.ndarray:
+        """A picture `[height, width, 3]`, uint8, by the simulator's own renderer; needs `make(…, render=True)`."""
+
     def close(self) -> None:
         """Free what the simulator holds."""
 
 
-def optional_import(module: str, name: str) -> ModuleType:
-    """Import a package that only some simulators need, or say which extra brings it.
-
-    >>> optional_import("no_such_package", "the simulator")
-    Traceback (most recent call last):
-        ...
-    ImportError: the simulator needs the package no_such_package: pip install "marginax[control]"
-    """
+def optional_import(module: str, name: str, *, extra: str = "control") -> ModuleType:
+    """Import a package that only some simulators need, or say which extra brings it."""
     import importlib
 
     if not os.environ.get("DISPLAY"):
@@ -67,17 +69,27 @@ def optional_import(module: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        package = module.split(".")[0]
+        newest = _NEWEST_PYTHON.get(package)
+        if newest is not None and sys.version_info[:2] > newest:
+            raise ImportError(
+                f"{name} needs the package {package}, which has no wheels for Python above "
+                f"{newest[0]}.{newest[1]}: use that Python, or a mujoco/… or Gymnasium task"
+            ) from error
         raise ImportError(
-            f'{name} needs the package {module.split(".")[0]}: pip install "marginax[control]"'
+            f"{name} needs the package {package}: install marginax with its extra {extra!r}, "
+            f"in a clone `uv sync --extra {extra}`"
         ) from error
 
 
-def generator_state(random: np.random.RandomState) -> dict[str, Any]:
-    """The state of a Mersenne twister as arrays and integers.
+def prefer_rendering() -> None:
+    """Choose off-screen rendering for MuJoCo, unless the user has chosen; call it before MuJoCo is imported."""
+    if not os.environ.get("DISPLAY") and os.environ.get("MUJOCO_GL") in (None, "disabled"):
+        os.environ["MUJOCO_GL"] = "egl"
 
-    >>> sorted(generator_state(np.random.RandomState(0)))
-    ['random_cached', 'random_has_gauss', 'random_keys', 'random_position']
-    """
+
+def generator_state(random: np.random.RandomState) -> dict[str, Any]:
+    """The state of a Mersenne twister as arrays and integers."""
     _, keys, position, has_gauss, cached = random.get_state()
     return {
         "random_keys": np.array(keys),
@@ -88,13 +100,7 @@ def generator_state(random: np.random.RandomState) -> dict[str, Any]:
 
 
 def set_generator_state(random: np.random.RandomState, state: dict[str, Any]) -> None:
-    """Put back what `generator_state` returned.
-
-    >>> first, second = np.random.RandomState(0), np.random.RandomState(1)
-    >>> set_generator_state(second, generator_state(first))
-    >>> first.rand() == second.rand()
-    True
-    """
+    """Put back what `generator_state` returned."""
     random.set_state(
         (
             "MT19937",

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import numpy as np
 
+from marginax.simulators.accelerated import HostSimulator
 from marginax.simulators.dm_control import SuiteSimulator
 from marginax.simulators.gymnasium import GymnasiumSimulator, pybullet_id
-from marginax.simulators.mujoco_tasks import MujocoTask
+from marginax.simulators.mujoco_tasks import mujoco_task
 from marginax.simulators.protocol import Simulator
 
 
-def make(name: str, seed: int, *, models: str | None = None) -> Simulator:
+def make(name: str, seed: int, *, allow_import: bool = False, render: bool = False) -> Simulator:
     """Build a simulator by name.
 
     | name | simulator |
     |---|---|
-    | `dm_control/cheetah-run`, `dm_control/walker-run`, … | the DeepMind control suite, any `domain-task` |
-    | `mujoco/cheetah-run`, `mujoco/walker-run` | the same two tasks on bare MuJoCo, equal and faster |
+    | `dm_control/cheetah-run`, `dm_control/reacher-easy`, … | the DeepMind control suite, any `domain-task` |
+    | `mujoco/cheetah-run`, `mujoco/walker-run`, … | some of these tasks on MuJoCo alone, equal and faster |
     | `pybullet/HalfCheetah`, `pybullet/Ant`, … | PyBullet's locomotion tasks |
-    | any other name | a Gymnasium id with one-dimensional box observations and box actions |
+    | `gymnax/CartPole-v1`, `gymnax/Breakout-MinAtar`, … | gymnax, one step at a time; see [`make_accelerated`][marginax.simulators.make_accelerated] |
+    | `module:Id` | an environment of your own: `module` is imported, and registers `Id` with Gymnasium |
+    | any other name | a Gymnasium id with one-dimensional box observations, and box or discrete actions |
 
     Args:
         name: One of the names above.
         seed: Non-negative integer; two simulators of one name and seed behave alike.
-        models: Only for `mujoco/…`: the folder with `cheetah.xml`, `walker.xml` and `common/`. Otherwise the
-            environment variable `MARGINAX_MODELS`, otherwise the dm_control package's own folder.
+        allow_import: Accept `module:Id`. Importing a module runs its code, so pass True only for a name that the
+            user has given, never for one that was read from a file.
+        render: Prepare for `render()`.
 
     Returns:
         A `Simulator`, before its first reset.
 
     Raises:
-        ValueError: If the name is unknown or its spaces are not boxes, or the seed is negative.
+        ValueError: If the name is unknown, its spaces do not fit, or the seed is negative.
         ImportError: If the package behind the name is not installed.
 
     >>> simulator = make("Pendulum-v1", seed=0)
@@ -44,9 +51,21 @@ def make(name: str, seed: int, *, models: str | None = None) -> Simulator:
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
         raise ValueError(f"seed must be a non-negative integer, got {seed!r}")
     seed = int(seed)
+    if ":" in name:
+        if not allow_import:
+            raise ValueError(
+                f"name must be a known simulator, got {name!r}: module:Id imports a module, "
+                "and is accepted only where you give it yourself"
+            )
+        if os.getcwd() not in sys.path:  # a console script does not look here by itself
+            sys.path.insert(0, os.getcwd())
     family, _, task = name.partition("/")
     if family == "dm_control" and task:
-        return SuiteSimulator(task, seed)
+        return SuiteSimulator(task, seed, render=render)
     if family == "mujoco" and task:
-        return MujocoTask(task, seed, models=models)
-    return GymnasiumSimulator(pybullet_id(task) if family == "pybullet" and task else name, seed)
+        return mujoco_task(task, seed, render=render)
+    if family == "gymnax" and task:
+        return HostSimulator(name, seed)
+    return GymnasiumSimulator(
+        pybullet_id(task) if family == "pybullet" and task else name, seed, render=render
+    )
