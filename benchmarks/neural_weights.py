@@ -25,7 +25,7 @@ RATES = {"regression": (3e-3, 3e-3), "fenchel": (3e-3, 1e-3), "saddle-point": (1
 def learned(kind: str, mdp: mx.TabularMDP, mu, c, *, updates: int, length: int, batch: int, hidden: int):
     """Learned weights `[pairs, pairs]` of all starts."""
     states, actions = mdp.num_states, mdp.num_actions
-    tables, behaviour = trajectories.simulator(mdp), jnp.asarray(mu)
+    tables, behaviour = trajectories.sampling_tables(mdp), jnp.asarray(mu)
     traces = jnp.asarray(c, jnp.float32)
     rate, critic_rate = RATES[kind]
     config = TD3Config(

@@ -38,7 +38,7 @@ def step_gymnasium(name: str, steps: int) -> tuple[float, float, float]:
 def sample_ours(name: str, episodes: int, horizon: int, repeats: int) -> tuple[float, float, float]:
     """The same of our sampler, at its best of several calls."""
     mdp = mx.problems.from_gymnasium(name)
-    tables = mx.trajectories.simulator(mdp)
+    tables = mx.trajectories.sampling_tables(mdp)
     policy = mx.policies.uniform(mdp.num_states, mdp.num_actions)
     best = float("inf")
     for key in jax.random.split(jax.random.key(0), repeats + 1):

@@ -30,7 +30,7 @@ def test_networks_reach_the_exact_weights_of_an_open_world(kind, updates):
     exact = mx.weights.exact(mdp, mu, c).reshape(100, 100)[:96]
     visits = mdp.visitation(mu).reshape(100, 100)[:96]
     config = TD3Config(weights=kind, hidden=(64, 64), exact_first_weight=False, **SETTINGS[kind])
-    tables, traces = trajectories.simulator(mdp), jnp.asarray(c, jnp.float32)
+    tables, traces = trajectories.sampling_tables(mdp), jnp.asarray(c, jnp.float32)
 
     def draw(key):
         first, second, third = jax.random.split(key, 3)

@@ -57,7 +57,9 @@ def test_objects_with_flags_for_every_step_are_welcome():
 def test_n_observations_will_do_only_for_episodes_that_terminate():
     batch = from_episodes([episode(observations=[0, 1, 2])], discount=0.9, final_observation=False)
     np.testing.assert_array_equal(batch.next_states[:, :2], [[1, 2]])
-    with pytest.raises(ValueError, match="the successor of step 2 is unknown"):
+    with pytest.raises(
+        ValueError, match=r"episode 0, step 2: it does not terminate .* its successor is unknown"
+    ):
         from_episodes(
             [episode(observations=[0, 1, 2], terminated=False)], discount=0.9, final_observation=False
         )
@@ -74,20 +76,20 @@ def test_termination_counts_for_more_than_truncation_and_silence_for_truncation(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"observations": [0, 1, 2]}, "observations of episode 1 must number 4 for its 3 actions"),
-        ({"observations": [0, 1, 2, 3, 4]}, "there are 5"),
-        ({"rewards": [1.0, 2.0]}, "rewards of episode 1 must number 3, one an action, got 2"),
-        ({"rewards": [1.0, np.nan, 0.0]}, "rewards of episode 1 must be finite, but step 1 has nan"),
-        ({"actions": [0, -1, 0]}, "actions of episode 1 must not be negative, but step 1 has -1"),
-        ({"actions": [0.5, 1.0, 0.0]}, "actions of episode 1 must be a sequence of whole numbers"),
-        ({"observations": np.zeros((4, 2), int)}, r"observations of episode 1 .* of shape \(4, 2\)"),
-        ({"observations": [0], "actions": np.array([], int), "rewards": []}, "episode 1 has no steps"),
-        ({"observations": None}, "episode 1 has no observations"),
-        ({"terminations": [False, True, True]}, "episode 1 goes on after step 1, where terminations"),
-        ({"truncations": [True, False, False]}, "episode 1 goes on after step 0, where truncations"),
-        ({"terminations": [True]}, "terminations of episode 1 must number 3"),
-        ({"behaviour": [0.5, 0.0, 1.0]}, "behaviour of episode 1 must be positive .* step 1 has 0.0"),
-        ({"behaviour": [0.5, 0.5]}, "behaviour of episode 1 must number 3"),
+        ({"observations": [0, 1, 2]}, "episode 1: 3 observations for 3 steps; expected 4"),
+        ({"observations": [0, 1, 2, 3, 4]}, "episode 1: 5 observations for 3 steps; expected 4"),
+        ({"rewards": [1.0, 2.0]}, "episode 1: 2 rewards for 3 steps"),
+        ({"rewards": [1.0, np.nan, 0.0]}, "episode 1, step 1: reward nan is not a finite number"),
+        ({"actions": [0, -1, 0]}, "episode 1, step 1: action -1 is negative"),
+        ({"actions": [0.5, 1.0, 0.0]}, "episode 1: actions must be a sequence of whole numbers"),
+        ({"observations": np.zeros((4, 2), int)}, r"episode 1: observations must be .* of shape \(4, 2\)"),
+        ({"observations": [0], "actions": np.array([], int), "rewards": []}, "episode 1: it has no steps"),
+        ({"observations": None}, "episode 1: it has no observations"),
+        ({"terminations": [False, True, True]}, "episode 1, step 1: the step is terminal, yet more steps"),
+        ({"truncations": [True, False, False]}, "episode 1, step 0: the step is truncated, yet more steps"),
+        ({"terminations": [True]}, "episode 1: 1 terminations for 3 steps"),
+        ({"behaviour": [0.5, 0.0, 1.0]}, "episode 1, step 1: behaviour probability is 0"),
+        ({"behaviour": [0.5, 0.5]}, "episode 1: 2 behaviour for 3 steps"),
     ],
 )
 def test_broken_episodes_are_refused(change, message):

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 import marginax as mx
-from marginax.trajectories import sample, simulator
+from marginax.trajectories import sample, sampling_tables
 
 STATES, ACTIONS = 5, 3
 
@@ -111,7 +111,7 @@ def test_sparse_and_dense_draw_the_same(problem):
 
 def test_keys_policies_and_starts_may_be_traced(problem):
     mdp, mu = problem
-    tables = simulator(mdp)
+    tables = sampling_tables(mdp)
     keys = jax.random.split(jax.random.key(6), 3)
     policies = jnp.stack([jnp.asarray(mu), jnp.asarray(mu[::-1]), jnp.full(mu.shape, 1 / ACTIONS)])
 
@@ -144,7 +144,7 @@ def test_long_lists_of_successors_and_large_state_spaces():
     entries = np.append(chances, np.ones(states - 1))
     p = sp.csr_array((entries, (rows, np.append(targets, np.arange(1, states)))), shape=(states, states))
     mdp = mx.TabularMDP(p, np.zeros((states, 1)), 0.9)
-    tables = simulator(mdp)
+    tables = sampling_tables(mdp)
     assert tables.successors.size == p.nnz + 1
     draws = 200_000
     batch = sample(tables, np.ones((states, 1)), jax.random.key(0), episodes=draws, horizon=1, start_states=0)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from marginax.problems import Problem
 from marginax.report import Claim, bootstrap, verdict
-from marginax.trajectories import Simulator, Trajectory, sample, simulator
+from marginax.trajectories import SamplingTables, Trajectory, sample, sampling_tables
 
 
 def streams(problem: Problem, seeds: range, iterations: int, horizon: int, seed: int = 0) -> Trajectory:
@@ -26,11 +26,11 @@ def streams(problem: Problem, seeds: range, iterations: int, horizon: int, seed:
     True
     """
     keys = jax.vmap(lambda k: jax.random.fold_in(jax.random.key(seed), k))(np.asarray(seeds))
-    return _draw(simulator(problem.mdp), jnp.asarray(problem.mu), keys, iterations, horizon)
+    return _draw(sampling_tables(problem.mdp), jnp.asarray(problem.mu), keys, iterations, horizon)
 
 
 @partial(jax.jit, static_argnums=(3, 4))
-def _draw(tables: Simulator, mu: Array, keys: Array, iterations: int, horizon: int) -> Trajectory:
+def _draw(tables: SamplingTables, mu: Array, keys: Array, iterations: int, horizon: int) -> Trajectory:
     return jax.vmap(lambda key: sample(tables, mu, key, episodes=iterations, horizon=horizon))(keys)
 
 

@@ -16,7 +16,7 @@ from marginax import problems, report, targets, traces, weights
 from marginax._files import write_csv
 from marginax.experiments import measures
 from marginax.experiments.runner import Arrays, Experiment, Part
-from marginax.trajectories import Simulator, Trajectory, gather, gather_pairs, sample, simulator
+from marginax.trajectories import SamplingTables, Trajectory, gather, gather_pairs, sample, sampling_tables
 
 NODES = ("R_τ", "M_τ", "R", "M")
 # From, to, colour: blue averages over the random time, red over the pair met at that time.
@@ -79,7 +79,7 @@ class Variance(Experiment):
         q = jax.random.normal(jax.random.key(self.seed + 1), pi.shape)
         keys = jax.random.split(jax.random.fold_in(jax.random.key(self.seed), 4), self.seeds)
         tables = tuple(jnp.asarray(table, jnp.float32) for table in (pi, mu, c, w, q))
-        found = _moments(simulator(mdp), tables, jnp.asarray(start), keys, self.trajectories, horizon)
+        found = _moments(sampling_tables(mdp), tables, jnp.asarray(start), keys, self.trajectories, horizon)
         return {"moments": np.moveaxis(np.asarray(found, dtype=float), 0, -1)}
 
     def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
@@ -214,7 +214,7 @@ def _short(value: float) -> str:
 
 @partial(jax.jit, static_argnums=(4, 5))
 def _moments(
-    simulator: Simulator,
+    simulator: SamplingTables,
     tables: tuple[Array, ...],
     start: Array,
     keys: Array,

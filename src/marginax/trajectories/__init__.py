@@ -1,13 +1,16 @@
 """Trajectories: the steps of episodes as a pytree, the sampler that draws them, and lookups along them."""
 
+from ._contract import check_lengths, check_steps, step_name
 from ._episodes import Episode, from_episodes, pack, to_episodes
-from ._sampling import Simulator, sample, simulator
+from ._sampling import SamplingTables, sample, sampling_tables
 from ._trajectory import Trajectory, gather, gather_pairs, gather_states, gather_weights
 
 __all__ = [
     "Episode",
-    "Simulator",
+    "SamplingTables",
     "Trajectory",
+    "check_lengths",
+    "check_steps",
     "from_episodes",
     "gather",
     "gather_pairs",
@@ -15,6 +18,7 @@ __all__ = [
     "gather_weights",
     "pack",
     "sample",
-    "simulator",
+    "sampling_tables",
+    "step_name",
     "to_episodes",
 ]

@@ -8,6 +8,7 @@ import numpy as np
 
 from marginax import _checks as checks
 
+from ._contract import check_lengths, check_steps
 from ._trajectory import Trajectory
 
 
@@ -185,74 +186,66 @@ def _steps(item: Any, i: int, discount: float, final_observation: bool) -> dict:
         return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)
 
     def numbers(name: str, kind: str) -> np.ndarray:
-        values = field(name)
-        if values is None:
-            raise ValueError(f"episode {i} has no {name}")
-        array = np.asarray(values)
-        if array.ndim != 1 or array.dtype.kind not in kind:
+        if field(name) is None:
+            raise ValueError(f"episode {i}: it has no {name}")
+        array = np.asarray(field(name))
+        if array.ndim != 1 or (array.size and array.dtype.kind not in kind):
             what = "whole numbers" if kind == "iu" else "real numbers"
             raise ValueError(
-                f"{name} of episode {i} must be a sequence of {what}, got {array.dtype} of shape {array.shape}"
+                f"episode {i}: {name} must be a sequence of {what}, got {array.dtype} of shape {array.shape}"
             )
-        bad = np.flatnonzero(array < 0 if kind == "iu" else ~np.isfinite(array))
-        if bad.size:
-            wanted = "not be negative" if kind == "iu" else "be finite"
-            raise ValueError(f"{name} of episode {i} must {wanted}, but step {bad[0]} has {array[bad[0]]}")
         return array
 
-    observations, actions = numbers("observations", "iu"), numbers("actions", "iu")
+    def flags(stem: str) -> np.ndarray:
+        """Whether each step terminates (or truncates), from `terminations` or `terminated`."""
+        if field(f"{stem}ions") is not None:
+            return np.asarray(field(f"{stem}ions"), bool)
+        return (np.arange(count) == count - 1) & bool(field(f"{stem}ed"))
+
+    observations, actions, rewards = (
+        numbers("observations", "iu"),
+        numbers("actions", "iu"),
+        numbers("rewards", "iuf"),
+    )
+    behaviour = None if field("behaviour") is None else numbers("behaviour", "f")
     count = len(actions)
-    if not count:
-        raise ValueError(f"episode {i} has no steps")
-    if len(observations) != count + final_observation:
-        needed = "N + 1, with the one after the last step" if final_observation else "N, without a final one"
-        raise ValueError(
-            f"observations of episode {i} must number {count + final_observation} for its {count} actions "
-            f"({needed}; final_observation={final_observation}), but there are {len(observations)}"
-        )
-    terminated = _end(field, "terminat", count, i)
-    _end(field, "truncat", count, i)  # checked only: what does not terminate is truncated
+    terminations, truncations = flags("terminat"), flags("truncat")
+    check_lengths(
+        i,
+        observations,
+        count,
+        final=final_observation,
+        rewards=rewards,
+        behaviour=behaviour,
+        terminations=terminations,
+        truncations=truncations,
+    )
+    following = observations[1:] if final_observation else np.append(observations[1:], observations[-1])
+    states, offsets = observations[:count], np.array([0, count])
+    check_steps(
+        states,
+        actions,
+        rewards,
+        following,
+        terminations,
+        offsets,
+        truncated=truncations,
+        behaviour=behaviour,
+        names=[i],
+    )
+    terminated = bool(terminations[-1])
     if not final_observation and not terminated:
         raise ValueError(
-            f"episode {i} does not terminate and has no final observation: the successor of step {count - 1} is "
+            f"episode {i}, step {count - 1}: it does not terminate and has no final observation, so that its successor is "
             "unknown; drop that step, or give N + 1 observations"
         )
-    steps: dict[str, Any] = {
-        "states": observations[:count],
-        "actions": actions,
-        "rewards": numbers("rewards", "iuf"),
-        "next_states": observations[1:]
-        if final_observation
-        else np.append(observations[1:], observations[-1]),
-        "behaviour": None if field("behaviour") is None else numbers("behaviour", "f"),
-    }
-    for name in ("rewards", "behaviour"):
-        if steps[name] is not None and len(steps[name]) != count:
-            raise ValueError(
-                f"{name} of episode {i} must number {count}, one an action, got {len(steps[name])}"
-            )
-    if steps["behaviour"] is not None and (steps["behaviour"] <= 0).any():
-        bad = int(np.argmax(steps["behaviour"] <= 0))
-        raise ValueError(
-            f"behaviour of episode {i} must be positive where an action was taken, but step {bad} has "
-            f"{steps['behaviour'][bad]}"
-        )
     last = np.arange(count) == count - 1
-    steps["discounts"] = np.where(last & terminated, 0.0, discount)
-    steps["truncated"] = last & (not terminated)
-    return steps
-
-
-def _end(field: Any, stem: str, count: int, i: int) -> bool:
-    """Whether the last step terminates (or truncates), from `terminated` or `terminations`."""
-    flags = field(f"{stem}ions")
-    if flags is None:
-        return bool(field(f"{stem}ed"))
-    flags = np.asarray(flags, bool)
-    if flags.shape != (count,):
-        raise ValueError(f"{stem}ions of episode {i} must number {count}, one an action, got {flags.shape}")
-    if flags[:-1].any():
-        raise ValueError(
-            f"episode {i} goes on after step {int(flags.argmax())}, where {stem}ions says it ended"
-        )
-    return bool(flags[-1])
+    return {
+        "states": states,
+        "actions": actions,
+        "rewards": rewards,
+        "next_states": following,
+        "behaviour": behaviour,
+        "discounts": np.where(last & terminated, 0.0, discount),
+        "truncated": last & (not terminated),
+    }

@@ -16,7 +16,7 @@ from marginax.mdp import TabularMDP
 from ._trajectory import Trajectory
 
 
-class Simulator(eqx.Module):
+class SamplingTables(eqx.Module):
     r"""The tables from which a `TabularMDP` is sampled; a pytree that `sample` takes in place of the MDP.
 
     Successors are kept as lists, one a pair, with cumulated probabilities: memory is that of the non-zero
@@ -38,7 +38,7 @@ class Simulator(eqx.Module):
         searches: halvings that the longest list needs.
 
     >>> import marginax as mx
-    >>> simulator(mx.problems.chain(n=4, actions=2).mdp).num_states
+    >>> sampling_tables(mx.problems.chain(n=4, actions=2).mdp).num_states
     4
     """
 
@@ -55,7 +55,7 @@ class Simulator(eqx.Module):
     searches: int = eqx.field(static=True)
 
 
-def simulator(mdp: TabularMDP) -> Simulator:
+def sampling_tables(mdp: TabularMDP) -> SamplingTables:
     """Builds the sampling tables of an MDP, once for many calls of `sample`.
 
     Args:
@@ -66,7 +66,7 @@ def simulator(mdp: TabularMDP) -> Simulator:
 
     >>> import marginax as mx
     >>> mdp, pi, mu = mx.problems.chain(n=4, actions=2)
-    >>> tables = simulator(mdp)
+    >>> tables = sampling_tables(mdp)
     >>> sample(tables, mu, jax.random.key(0), episodes=2, horizon=3).states.shape
     (2, 3)
     """
@@ -83,7 +83,7 @@ def simulator(mdp: TabularMDP) -> Simulator:
     starts = np.flatnonzero(mdp.initial)
     chances = mdp.initial[starts]
     even = np.ptp(chances) <= 1e-9 * chances[0]
-    return Simulator(
+    return SamplingTables(
         first=jnp.asarray(p.indptr, jnp.int32),
         successors=jnp.asarray(np.append(p.indices, 0), jnp.int32),
         cumulative=jnp.asarray(np.append(cumulative, 2.0)),
@@ -104,7 +104,7 @@ def _closed(cumulative: np.ndarray) -> np.ndarray:
 
 
 def sample(
-    mdp: TabularMDP | Simulator,
+    mdp: TabularMDP | SamplingTables,
     policy: ArrayLike,
     key: Array,
     *,
@@ -121,7 +121,7 @@ def sample(
     `mdp.reward_std`. May be called under `jit` and `vmap` with a traced `policy`, `key` and starts.
 
     Args:
-        mdp: the MDP, or its `simulator` where many calls use the same one.
+        mdp: the MDP, or its `sampling_tables` where many calls use the same one.
         policy: the behaviour policy `μ[S, A]`.
         key: a JAX random key.
         episodes: how many, side by side.
@@ -143,7 +143,7 @@ def sample(
     >>> trajectory.states.shape, set(trajectory.states[:, 0].tolist())
     ((1000, 20), {2})
     """
-    tables = mdp if isinstance(mdp, Simulator) else simulator(mdp)
+    tables = mdp if isinstance(mdp, SamplingTables) else sampling_tables(mdp)
     episodes, horizon = checks.count("episodes", episodes), checks.count("horizon", horizon)
     mu = _policy(policy, tables)
     states = _starts("start_states", start_states, episodes, tables.num_states)
@@ -151,7 +151,7 @@ def sample(
     return _simulate(tables, mu, key, states, actions, episodes=episodes, horizon=horizon, reset=reset)
 
 
-def _policy(policy: ArrayLike, tables: Simulator) -> Array:
+def _policy(policy: ArrayLike, tables: SamplingTables) -> Array:
     shape = (tables.num_states, tables.num_actions)
     if isinstance(policy, jax.core.Tracer):
         if policy.shape != shape:
@@ -186,7 +186,7 @@ def _starts(name: str, value: ArrayLike | None, episodes: int, size: int) -> Arr
     return jnp.broadcast_to(array, (episodes,))
 
 
-def _draw_starts(tables: Simulator, key: Array, shape: tuple[int, ...]) -> Array:
+def _draw_starts(tables: SamplingTables, key: Array, shape: tuple[int, ...]) -> Array:
     count = tables.starts.shape[0]
     if count == 1:
         return jnp.broadcast_to(tables.starts, shape)
@@ -196,7 +196,7 @@ def _draw_starts(tables: Simulator, key: Array, shape: tuple[int, ...]) -> Array
     return tables.starts[jnp.searchsorted(tables.start_cumulative, u, side="right")]
 
 
-def _draw_successor(tables: Simulator, pair: Array, u: Array) -> tuple[Array, Array]:
+def _draw_successor(tables: SamplingTables, pair: Array, u: Array) -> tuple[Array, Array]:
     """The successor at which the cumulated probability first exceeds `u`, and whether there is none."""
     low, end = tables.first[pair], tables.first[pair + 1]
     high = end
@@ -215,7 +215,7 @@ def _cumulative(policy: Array) -> Array:
 
 @partial(jax.jit, static_argnames=("episodes", "horizon", "reset"))
 def _simulate(
-    tables: Simulator,
+    tables: SamplingTables,
     policy: Array,
     key: Array,
     start_states: Array | None,
