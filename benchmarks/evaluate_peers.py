@@ -103,19 +103,19 @@ def draw(mdp, mu, pi, key, episodes, steps):
     import jax
 
     import marginax as mx
-    from marginax.offline._counts import count
-    from marginax.offline._model import certainty_equivalence
+    from marginax.offline.certainty_equivalence import certainty_equivalence
 
     batch = mx.trajectories.sample(mdp, mu, jax.random.key(key), episodes=episodes, horizon=steps)
     log = mx.offline.Log.from_trajectories(batch)
-    model = certainty_equivalence(count([log], *pi.shape), pi, mdp.discount)
+    counts = mx.weights.EmpiricalMDP.empty(*pi.shape).update(batch)
+    model = certainty_equivalence(counts, pi, mdp.discount)
     shape = (episodes, steps)
     columns = {
         "actions": log.actions.reshape(shape),
         "rewards": log.rewards.reshape(shape),
         "chances": log.behaviour.reshape(shape),
         "target": pi[log.states].reshape(*shape, -1),
-        "q": model.q[log.states].reshape(*shape, -1),
+        "q": model.q[0][log.states].reshape(*shape, -1),
     }
     return log, columns
 
@@ -146,7 +146,7 @@ def main() -> None:
         for name, column in columns.items():
             stacked.setdefault(name, []).append(column)
     always, uniform = mx.problems.chain(n=6, actions=2, noise=0.2, discount=0.95)[1:]
-    fixed_names = ["certainty-equivalence", "fqe-one-step", "fqe-retrace", "fqe-marginalized"]
+    fixed_names = ["certainty-equivalence", "fqe-retrace", "fqe-marginalized"]
     fixed_values, fixed = {name: [] for name in fixed_names}, {}
     for k in range(10):
         log, _ = draw(mdp, uniform, always, k, 200, 6)

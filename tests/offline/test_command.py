@@ -39,7 +39,7 @@ def test_evaluate_writes_table_json_and_page(files, capsys):
     assert "certainty-equivalence" in printed
     assert "truncated" in printed
     result = json.loads((files / "report" / "evaluation.json").read_text())
-    assert len(result["answers"]) == 13
+    assert len(result["answers"]) == 10
     assert result["settings"]["discount"] == 0.9
     low, high = (result["answers"]["certainty-equivalence"]["interval"][k] for k in ("low", "high"))
     assert low < result["answers"]["certainty-equivalence"]["value"] < high
@@ -49,7 +49,7 @@ def test_evaluate_writes_table_json_and_page(files, capsys):
     for name in ("estimates.csv", "estimates.pdf", "weights.png", "overlap.png"):
         assert (files / "report" / name).stat().st_size > 0
     lines = (files / "report" / "estimates.csv").read_text().splitlines()
-    assert len(lines) == 15  # a header, thirteen estimators, the log's own return
+    assert len(lines) == 12  # a header, ten estimators, the log's own return
 
 
 @pytest.mark.parametrize(

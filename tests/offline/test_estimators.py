@@ -1,27 +1,39 @@
 """Every tabular estimator against plain loops, exact values and identities."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
 
 import marginax as mx
 from marginax.offline import Log, evaluate
-from marginax.offline._counts import count
-from marginax.offline._importance import Weighted
-from marginax.offline._model import Marginalized, certainty_equivalence
-from marginax.offline._regression import Regression
-from marginax.offline._sources import Source
-from marginax.offline._tabular import critic_errors
+from marginax.offline.certainty_equivalence import Counts, ModelInfluence, certainty_equivalence
+from marginax.offline.importance import ImportanceSums
+from marginax.offline.pipeline import critic_errors
+from marginax.offline.ratios import RegressionSums
+from marginax.offline.sources import Source
 from reference import offline as naive
 from reference.offline_logs import GAMMA, garnet_log
 
 
+def counted(log, shape=(5, 3)):
+    counts = Counts(*shape)
+    counts.update(log)
+    return counts
+
+
+def model_of(log, pi):
+    return certainty_equivalence(counted(log, pi.shape).whole, pi, GAMMA)
+
+
 def weighted(log, pi, critics=None):
-    result = Weighted(log.num_episodes, int(log.lengths.max()), GAMMA, (-5.0, 5.0), critics is not None)
+    result = ImportanceSums(log.num_episodes, int(log.lengths.max()), GAMMA, (-5.0, 5.0), critics is not None)
     errors = None
     if critics is not None:
-        stacked = tuple(np.stack(part) for part in zip(*critics, strict=True))
-        errors = critic_errors(log, stacked, 0, GAMMA)
+        base = model_of(log, pi)
+        models = [replace(base, q=q[None], v=np.stack([v, v])) for q, v in critics]
+        errors = critic_errors(log, models, 0)
     result.update(log, pi[log.states, log.actions] / log.behaviour, errors)
     return result
 
@@ -59,10 +71,10 @@ def test_certainty_equivalence_is_the_value_in_the_empirical_mdp():
     _, pi, _, log = garnet_log(3, episodes=300)
     p, r, starts, n = naive.empirical_mdp(naive.episodes_of(log), 5, 3)
     assert n.min() > 0
-    model = certainty_equivalence(count([log], 5, 3), pi, GAMMA)
+    model = model_of(log, pi)
     exact = mx.TabularMDP(p, r, GAMMA, initial=starts)
-    np.testing.assert_allclose(model.v, exact.v_values(pi), rtol=1e-9)
-    np.testing.assert_allclose(model.q, exact.q_values(pi), rtol=1e-9)
+    np.testing.assert_allclose(model.v[0], exact.v_values(pi), rtol=1e-9)
+    np.testing.assert_allclose(model.q[0], exact.q_values(pi), rtol=1e-9)
     assert model.unsupported == 0
     # Balance: the occupancy meets its own flow, and its inner product with rewards is the value.
     flow = (starts + GAMMA * np.einsum("xa,xay->y", model.occupancy, p))[:, None] * pi
@@ -79,13 +91,15 @@ def test_mass_without_support_is_what_leaves_the_log():
         [{"states": [0, 1, 0], "actions": [0, 0], "rewards": [1.0, 2.0], "terminal": True} for _ in range(4)]
     )
     pi = np.array([[1.0, 0.0], [0.5, 0.5]])
-    model = certainty_equivalence(count([log], 2, 2), pi, GAMMA)
+    model = model_of(log, pi)
     np.testing.assert_allclose(model.unsupported, GAMMA * 0.5)
-    assert model.left[1, 1] > 0
-    assert model.left.sum() == model.left[1, 1]
+    assert model.off_support_occupancy[1, 1] > 0
+    assert model.off_support_occupancy.sum() == model.off_support_occupancy[1, 1]
     # V(0) = 1 + γ V(1), V(1) = ½·2 + ½ fill, fill the mean of the two.
     v1 = lambda fill: 1 + 0.5 * fill  # noqa: E731
-    np.testing.assert_allclose(model.fill, ((1 + GAMMA * v1(model.fill)) + v1(model.fill)) / 2)
+    np.testing.assert_allclose(
+        model.default_value, ((1 + GAMMA * v1(model.default_value)) + v1(model.default_value)) / 2
+    )
 
 
 def test_chunks_and_groups_change_nothing():
@@ -104,14 +118,14 @@ def test_chunks_and_groups_change_nothing():
 
 def all_estimates(log, pi):
     """Estimates with their influences, an entry an episode."""
-    counts = count([log], 5, 3)
-    model = certainty_equivalence(counts, pi, GAMMA)
+    counts = counted(log)
+    model = certainty_equivalence(counts.whole, pi, GAMMA)
     critic = (np.ones((5, 3)), np.arange(5.0))
     found = weighted(log, pi, [critic, critic]).estimates()
-    marginal = Marginalized(model, counts.episodes, GAMMA)
+    marginal = ModelInfluence(model, counts.episodes)
     marginal.update(log)
-    found["certainty-equivalence"] = marginal.estimate(1.0)
-    regression = Regression(5, 3, GAMMA)
+    found["certainty-equivalence"] = marginal.estimate(counts.whole.visits)
+    regression = RegressionSums(5, 3, GAMMA)
     ratios = pi[log.states, log.actions] / log.behaviour
     regression.update(log, ratios)
     found["regression"] = regression.estimate([(log, ratios)], counts.episodes)

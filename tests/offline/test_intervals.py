@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 import marginax as mx
-from marginax.offline import Log, bootstrap, concentration, evaluate
-from marginax.offline._importance import Weighted
-from marginax.offline._intervals import clipped_lower_bound
+from marginax.offline import Log, concentration, evaluate
+from marginax.offline.importance import ImportanceSums
+from marginax.offline.results import clipped_lower_bound
+from marginax.statistics import studentised_bootstrap
 
 REPETITIONS = 200
 NAMES = (
@@ -55,15 +56,15 @@ def test_bootstrap_of_a_skewed_mean_covers_where_the_normal_interval_falls_short
     for _ in range(400):
         x = rng.lognormal(sigma=1.0, size=40)
         truth = np.exp(0.5)
-        inside += truth in bootstrap(x.mean(), x - x.mean())
+        inside += truth in studentised_bootstrap(x.mean(), x - x.mean())
         normal += abs(x.mean() - truth) < 1.96 * x.std(ddof=1) / np.sqrt(40)
     assert inside / 400 > 0.91
     assert inside >= normal
 
 
 def test_degenerate_samples_have_no_false_width():
-    assert bootstrap(2.0, np.zeros(10)).width < 1e-5
-    assert bootstrap(2.0, np.zeros(1)).width == np.inf
+    assert studentised_bootstrap(2.0, np.zeros(10)).width < 1e-5
+    assert studentised_bootstrap(2.0, np.zeros(1)).width == np.inf
 
 
 def test_the_clipped_bound_is_a_lower_bound_for_heavy_tails():
@@ -85,7 +86,7 @@ def test_heavy_tails_of_weights_are_noticed():
     rng = np.random.default_rng(0)
 
     def index(weights):
-        weighted = Weighted(len(weights), 1, 0.9, (0.0, 1.0))
+        weighted = ImportanceSums(len(weights), 1, 0.9, (0.0, 1.0))
         weighted.weights[:] = weights
         return weighted.tail_index()
 
@@ -104,10 +105,10 @@ def test_a_heavy_tail_that_was_missed_is_left_open():
             for r in rng.random(300)
         ]
     )
-    weighted = Weighted(300, 1, 0.9, (0.0, 1.0))
+    weighted = ImportanceSums(300, 1, 0.9, (0.0, 1.0))
     weighted.update(log, weights)
     assert weighted.heavy
     missing = 1 - weighted.weights.mean()
     assert missing > 0.2
     for name, estimate in weighted.estimates().items():
-        assert estimate.open >= 0.9 * missing, name
+        assert estimate.bias_bound >= 0.9 * missing, name

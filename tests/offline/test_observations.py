@@ -7,13 +7,11 @@ import pytest
 
 from marginax.deep.networks import MLP
 from marginax.offline import Log, Training, evaluate
-from marginax.offline._behaviour_network import fit_behaviour
-from marginax.offline._features import fit
-from marginax.offline._network_q import fitted_q, learn
-from marginax.offline._network_ratios import balanced, moments_of
-from marginax.offline._networks import at_start, basis, member, rows_of
-from marginax.offline._observations import prepare, target_probability
-from marginax.offline._policies import FunctionPolicy
+from marginax.offline.behaviour import fit_behaviour
+from marginax.offline.features import fit, prepare, target_probability
+from marginax.offline.network_estimators import balanced, fitted_q, learn, moments_of
+from marginax.offline.networks import at_start, basis, member, rows_of
+from marginax.offline.policies import FunctionPolicy
 
 GAMMA = 0.9
 QUICK = Training(steps=200, batch=64, hidden=(16, 16), members=3)
@@ -115,6 +113,7 @@ def test_a_fitted_behaviour_policy_is_near_the_true_one_and_calibrated(mu):
     assert fitted.support.mean() < 0.02
 
 
+@pytest.mark.slow
 def test_networks_find_the_value():
     """Each estimator within its interval or 3%, where the log itself is off by more than 10%."""
     log = log_of(softmax(0.3), episodes=200, steps=20)

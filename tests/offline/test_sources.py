@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from marginax.offline import Log, evaluate, open_data
-from marginax.offline._tables import TableSource
 
 EPISODES = [
     {"states": [0, 1, 2], "actions": [0, 1, 1], "rewards": [0.0, 1.0, -1.0], "terminal": True},
@@ -85,7 +84,8 @@ def test_steps_may_count_from_one_and_columns_have_other_names(tmp_path):
 
 def test_small_chunks_are_cut_between_episodes(tmp_path):
     path = write(tmp_path, columns())
-    source = TableSource(path, chunk=4)
+    source = open_data(path)
+    source.chunk = 4
     assert [len(part) for part in source.chunks()] == [3, 2, 1]
     same(source.read(), log())
 
@@ -160,7 +160,7 @@ def test_broken_files_are_refused_with_episode_and_step(tmp_path, case):
         ({"states": [0]}, "episode 0: 1 observations for 3 steps; expected 3 or 4"),
         ({"actions": [0]}, "episode 0: 1 actions for 3 rewards"),
         ({"rewards": [], "actions": [], "states": [0]}, "episode 0: it has no steps"),
-        ({"behaviour": [0.5]}, r"episode 0: behaviour has shape \(1,\) for 3 steps"),
+        ({"behaviour": [0.5]}, "episode 0: 1 behaviour for 3 rewards"),
         ({"rewards": [0.0, np.inf, 1.0]}, "episode 0, step 1: reward inf"),
     ],
 )

@@ -1,13 +1,13 @@
 """What is this policy worth? Off-policy evaluation from logged episodes, with intervals and a verdict."""
 
-from marginax.offline._answers import ESTIMATORS, Answer, Evaluation, Verdict
-from marginax.offline._evaluate import evaluate
-from marginax.offline._intervals import Interval, bootstrap, concentration
-from marginax.offline._log import Log
-from marginax.offline._networks import Training
-from marginax.offline._page import write_report
-from marginax.offline._policies import load_policy
-from marginax.offline._sources import open_data
+from marginax.offline.log import Log
+from marginax.offline.networks import Training
+from marginax.offline.page import write_report
+from marginax.offline.pipeline import evaluate
+from marginax.offline.policies import load_policy
+from marginax.offline.results import ESTIMATORS, Answer, Evaluation, Verdict, concentration
+from marginax.offline.sources import open_data
+from marginax.statistics import Interval
 
 __all__ = [
     "ESTIMATORS",
@@ -17,7 +17,6 @@ __all__ = [
     "Log",
     "Training",
     "Verdict",
-    "bootstrap",
     "concentration",
     "evaluate",
     "load_policy",

@@ -23,11 +23,11 @@ from rich.progress import (
 from rich.table import Table
 
 from marginax._checks import count
-from marginax.offline._answers import Answer, Evaluation
-from marginax.offline._evaluate import evaluate as evaluate_log
-from marginax.offline._networks import Training
-from marginax.offline._page import write_report
-from marginax.offline._sources import open_data
+from marginax.offline.networks import Training
+from marginax.offline.page import write_report
+from marginax.offline.pipeline import evaluate as evaluate_log
+from marginax.offline.results import Answer, Evaluation
+from marginax.offline.sources import open_data
 
 
 def evaluate(

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from marginax.offline._estimates import Estimate, Influence
-from marginax.offline._log import Log
+from marginax.offline.log import Log
+from marginax.offline.results import Estimate, Influence
 
 
-class Regression:
+class RegressionSums:
     """w(x,a) = Σ γ^t ρ_t / Σ γ^t over visits of (x,a): least squares on cumulative ratios, tabular.
 
-    It is the paper's ratio form E[C_τ | x_τ, a_τ] with traces π/μ and the start distribution as the start.
-    The value is (1/E) Σ γ^t w(x_t,a_t) r_t.
+    It is the paper's ratio form E[C_τ | x_τ, a_τ] with traces π/μ and the start distribution as the start. The value is
+    (1/E) Σ γ^t w(x_t,a_t) r_t.
     """
 
     def __init__(self, num_states: int, num_actions: int, discount: float) -> None:
@@ -31,6 +31,12 @@ class Regression:
         ):
             table += np.bincount(pairs, values, minlength=table.size).reshape(self.shape)
 
+    def merge(self, other: RegressionSums) -> None:
+        """Adds the sums of other chunks."""
+        self.weighted += other.weighted
+        self.visits += other.visits
+        self.rewards += other.rewards
+
     def _terms(self, log: Log, ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         gamma = self.discount ** log.times.astype(np.float64)
         return log.products(ratios), gamma, log.states * self.shape[1] + log.actions
@@ -44,7 +50,7 @@ class Regression:
     ) -> Estimate:
         """The value and its influence, ψ_i = Σ_t γ^t (ρ_t r̂ + w r_t - w r̂) - value, in one more pass.
 
-        `unseen` is what the episodes that its weights miss may add (`Weighted.unseen_rewards`).
+        `unseen` is what the episodes that its weights miss may add (`ImportanceSums.unseen_rewards`).
         """
         w = self.weights().ravel()
         seen = self.visits > 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from marginax.offline._answers import Answer, Verdict
-from marginax.offline._importance import FEW
-from marginax.offline._intervals import Interval
+from marginax.offline.importance import FEW
+from marginax.offline.results import Answer, Verdict
+from marginax.statistics import Interval
 
 LOST = 0.2  # discounted probability of leaving the support above which nothing is said
 _MODELS = ("marginalized", "fitted Q")  # kinds that rest on the states alone, once truncation is bootstrapped

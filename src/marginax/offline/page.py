@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from marginax import report
 from marginax._files import atomic_write, check_writable, write_csv
-from marginax.offline._answers import Answer, Evaluation, plain
-from marginax.offline._importance import HEAVY
+from marginax.offline.importance import HEAVY
+from marginax.offline.results import Answer, Evaluation, plain
 
 _COLOURS = {
     "importance sampling": ("#D55E00", "o"),
@@ -206,7 +206,7 @@ def _sections(
 
 _OVERLAP = (
     "Left: share of the log against share of the policy's occupancy, a point for each pair (or decile of ratios). "
-    "Right: said behaviour probabilities against frequencies."
+    "Right: behaviour probabilities against observed frequencies."
 )
 
 
@@ -287,9 +287,9 @@ def draw_overlap(evaluation: Evaluation) -> Figure:
         right.plot([0, 1], [0, 1], color="#777777", lw=0.8, ls="--")
         check = curves.get("calibration")
         if check is not None:
-            right.plot(check["said"], check["seen"], "o-", color="#009E73")
-            right.set_xlabel("behaviour probability, as said")
-            right.set_ylabel("as seen")
+            right.plot(check["predicted"], check["observed"], "o-", color="#009E73")
+            right.set_xlabel("behaviour probability, predicted")
+            right.set_ylabel("observed")
         else:
             right.text(0.5, 0.3, "estimated by counts", ha="center")
             right.set_xlabel("behaviour probability")

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from marginax import _checks as checks
-from marginax.offline._log import Log
-from marginax.offline._sources import Source
+from marginax.offline.log import Log
+from marginax.offline.sources import Source
 
 _SUM = 1e-5  # files often hold single precision
 
@@ -119,6 +119,52 @@ def load_policy(policy: Any, source: Source | None = None) -> Policy:
         f"policy {str(policy)!r} is not a .npy, .csv or .parquet file, a folder of `marginax train`, "
         "or module:function"
     )
+
+
+def target_table(policy: Policy, source: Source) -> tuple[np.ndarray, list[str]]:
+    """π as a table [S, A]; rows may sum to less than 1 where the policy is only known on the log's pairs."""
+    if isinstance(policy, TablePolicy):
+        declared = source.sizes
+        if declared is not None and declared != policy.table.shape:
+            raise ValueError(
+                f"the policy is a table {policy.table.shape}, and the log has {declared[0]} states and "
+                f"{declared[1]} actions"
+            )
+        return policy.table, []
+    s, a = source.table_sizes()
+    if isinstance(policy, FunctionPolicy):
+        table = policy(np.arange(s))
+        if isinstance(table, tuple) or table.shape[1] < a:
+            raise ValueError(f"the policy {policy.name} must return probabilities of all {a} actions")
+        return table, []
+    width = policy.probabilities.shape[1] if policy.probabilities.ndim == 2 else a
+    if width < a:
+        raise ValueError(f"the policy {policy.name} gives {width} actions, and the log has {a}")
+    return _table_of_rows(policy, source, s, width)
+
+
+def _table_of_rows(policy: RowPolicy, source: Source, s: int, a: int) -> tuple[np.ndarray, list[str]]:
+    total, n = np.zeros((s, a)), np.zeros((s, a))
+    for log in source.chunks():
+        if policy.probabilities.ndim == 2:
+            for k in range(a):
+                weight = policy.probabilities[log.rows, k]
+                total[:, k] += np.bincount(log.states, weight, minlength=s)
+            n += np.bincount(log.states, minlength=s)[:, None]
+        else:
+            pairs = log.states * a + log.actions
+            total += np.bincount(pairs, policy.at(log), minlength=s * a).reshape(s, a)
+            n += np.bincount(pairs, minlength=s * a).reshape(s, a)
+    table = np.divide(total, n, out=np.zeros_like(total), where=n > 0)
+    sums = table.sum(axis=1)
+    notes = ["the policy is known on the log's rows only; elsewhere it counts as unsupported"]
+    if (sums > 1 + 1e-3).any():
+        x = int(np.argmax(sums))
+        notes.append(
+            f"the policy's probabilities in state {x} add up to {sums[x]:.3f}: it depends on more than the state"
+        )
+        table /= np.maximum(sums, 1)[:, None]
+    return table, notes
 
 
 def probabilities(name: str, table: np.ndarray) -> np.ndarray:

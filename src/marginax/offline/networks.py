@@ -18,7 +18,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from marginax.deep.networks import MLP
-from marginax.offline._observations import Pairs
+from marginax.offline.features import Pairs
 from marginax.traces import clip_ratios
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from marginax.offline._log import Builder, Log
-from marginax.offline._sources import CHUNK, Source
+from marginax.offline.log import EpisodeBuilder, Log
+from marginax.offline.sources import CHUNK, Source, reads
 
 BEHAVIOUR_KEYS = (
     "behaviour",
@@ -29,9 +29,9 @@ class MinariSource(Source):
     steps; N are accepted, and the last step of a truncated episode is then set aside.
     """
 
-    def __init__(self, data: str, chunk: int = CHUNK) -> None:
+    def __init__(self, dataset: Any, chunk: int = CHUNK) -> None:
         super().__init__()
-        self.dataset = _open(data)
+        self.dataset = dataset
         self.name, self.chunk = str(self.dataset.id), chunk
         self.total = int(self.dataset.total_steps)
         states = _size(self.dataset.observation_space)
@@ -44,66 +44,63 @@ class MinariSource(Source):
 
     def chunks(self) -> Iterator[Log]:
         """Yields logs of whole episodes."""
-        builder, dropped, row = Builder(), 0, 0
+        builder, dropped, row = EpisodeBuilder(), 0, 0
         for episode in self.dataset.iterate_episodes():
             self._add(builder, episode, row)
             row += len(episode.rewards)
             if builder.steps >= self.chunk:
-                yield builder.build()
+                log = builder.build()
                 dropped += builder.dropped
-                builder = Builder()
-        dropped += builder.dropped
+                builder = EpisodeBuilder()
+                if log is not None:
+                    yield log
         if builder.steps or row == 0:
-            yield builder.build()
+            log = builder.build()
+            dropped += builder.dropped
+            if log is not None:
+                yield log
         if dropped:
             self.notes = [
                 f"{dropped} truncated episodes came without their final observation: their last step was set aside"
             ]
 
-    def _add(self, builder: Builder, episode: Any, row: int) -> None:
-        rewards = np.asarray(episode.rewards, dtype=np.float64)
-        terminal = np.asarray(episode.terminations, dtype=bool)
-        truncated = np.asarray(episode.truncations, dtype=bool)
-        n = len(rewards)
-        for name, flags in (("terminations", terminal), ("truncations", truncated)):
-            if len(flags) != n:
-                raise ValueError(f"episode {episode.id}: {len(flags)} {name} for {n} rewards")
-        if truncated[:-1].any():
-            step = int(np.argmax(truncated))
-            raise ValueError(
-                f"episode {episode.id}, step {step}: the step is truncated, yet more steps follow"
-            )
-        if n and not terminal[-1] and not truncated[-1]:
-            raise ValueError(
-                f"episode {episode.id}, step {n - 1}: the last step is neither terminal nor truncated"
-            )
+    def _add(self, builder: EpisodeBuilder, episode: Any, row: int) -> None:
+        n = len(episode.rewards)
         builder.add(
             episode.id,
             _flat(episode.observations, self._offset[0]),
             _flat(episode.actions, self._offset[1]),
-            rewards,
-            terminal,
+            np.asarray(episode.rewards, dtype=np.float64),
+            np.asarray(episode.terminations, dtype=bool),
+            truncated=np.asarray(episode.truncations, dtype=bool),
             behaviour=_behaviour(episode, n),
             rows=row + np.arange(n),
         )
 
 
-def _open(data: str) -> Any:
+@reads
+def open_minari(data: Any) -> MinariSource | None:
+    """A source for a Minari folder or the id of a dataset on this machine; None for anything else."""
+    if not isinstance(data, str | Path):
+        return None
+    folder = Path(data)
     try:
         import minari
     except ImportError as error:
-        raise ImportError('Minari datasets need `pip install "marginax[offline]"`') from error
-    folder = Path(data)
+        if folder.is_dir() or not folder.suffix:
+            raise ImportError('Minari datasets need `pip install "marginax[offline]"`') from error
+        return None
     for candidate in (folder / "data", folder):
         if (candidate / "metadata.json").is_file():
-            return minari.MinariDataset(candidate)
+            return MinariSource(minari.MinariDataset(candidate))
     try:
-        return minari.load_dataset(data)
-    except (FileNotFoundError, ValueError, TypeError) as error:
+        return MinariSource(minari.load_dataset(str(data)))
+    except (FileNotFoundError, ValueError, TypeError):
         root = os.environ.get("MINARI_DATASETS_PATH", "~/.minari/datasets")
         raise FileNotFoundError(
-            f"{data!r} is neither a .parquet or .csv file, nor a Minari folder, nor the id of a dataset in {root}"
-        ) from error
+            f"{str(data)!r} is neither a .parquet, .csv, .csv.gz or .npz file, nor a folder of them, nor a Minari folder, "
+            f"nor the id of a dataset in {root}"
+        ) from None
 
 
 def _size(space: Any) -> int | None:

@@ -1,14 +1,16 @@
-"""A log of episodes as flat arrays: what every estimator of this room reads."""
+"""A log of episodes as flat arrays, which every estimator of this room reads, and the one place that checks it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+NO_SUCCESSORS = "nothing is left of the log: its episodes have one step, are truncated and come without their final observation"
+EMPTY = "the log is empty: there is no transition in it"
 _LARGEST_LOG = 300.0  # products of ratios are cut at e^300, so that their squares stay finite
 
 
@@ -128,6 +130,25 @@ class Log:
             names=[self.name(int(i)) for i in chosen],
         )
 
+    def first_steps(self, horizon: int) -> Log:
+        """The first `horizon` steps of each episode; what is cut off counts as ended, because nothing after it is asked for."""
+        if int(self.lengths.max()) <= horizon:
+            return self
+        times = self.times
+        keep = times < horizon
+        terminal = self.terminal | (times == horizon - 1)
+        return replace(
+            self,
+            states=self.states[keep],
+            actions=self.actions[keep],
+            rewards=self.rewards[keep],
+            next_states=self.next_states[keep],
+            terminal=terminal[keep],
+            offsets=np.concatenate([[0], np.cumsum(np.minimum(self.lengths, horizon))]),
+            behaviour=None if self.behaviour is None else self.behaviour[keep],
+            rows=None if self.rows is None else self.rows[keep],
+        )
+
     @staticmethod
     def from_episodes(episodes: Sequence[dict[str, Any]]) -> Log:
         """Builds a log from episodes given one by one.
@@ -139,7 +160,7 @@ class Log:
         Raises:
             ValueError: naming the episode and step where the data are broken.
         """
-        builder = Builder()
+        builder = EpisodeBuilder()
         for i, episode in enumerate(episodes):
             n = len(episode["rewards"])
             terminal = np.zeros(n, dtype=bool)
@@ -153,7 +174,10 @@ class Log:
                 terminal,
                 behaviour=episode.get("behaviour"),
             )
-        return builder.build()
+        log = builder.build()
+        if log is None:
+            raise ValueError(NO_SUCCESSORS)
+        return log
 
     @staticmethod
     def from_trajectories(batch: Any) -> Log:
@@ -192,7 +216,7 @@ class Log:
             ValueError: naming the episode and step of the first broken entry.
         """
         if len(self) == 0:
-            raise ValueError("the log is empty: there is no transition in it")
+            raise ValueError(EMPTY)
         self._refuse(~np.isfinite(self.rewards), "reward {} is not a finite number", self.rewards)
         for name, values in (("state", self.states), ("action", self.actions)):
             if values.ndim == 1 and values.dtype.kind in "iu":
@@ -231,15 +255,11 @@ class Log:
         return f"episode {self.name(episode)}, step {row - int(self.offsets[episode])}"
 
 
-class Builder:
-    """Collects episodes one by one, checks their lengths, and lays them end to end.
-
-    `dropped` counts the last steps set aside because a truncated episode came without its final
-    observation: where it went is unknown, so the step cannot be used by any method that bootstraps.
-    """
+class EpisodeBuilder:
+    """Collects episodes one by one and lays them end to end; `dropped` is what `assemble` set aside."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Any, ...]] = []
+        self._parts: list[dict[str, Any]] = []
         self._names: list[Any] = []
         self.steps = 0
         self.dropped = 0
@@ -252,6 +272,7 @@ class Builder:
         rewards: np.ndarray,
         terminal: np.ndarray,
         *,
+        truncated: np.ndarray | None = None,
         behaviour: Any = None,
         rows: np.ndarray | None = None,
     ) -> None:
@@ -259,61 +280,163 @@ class Builder:
         n = len(rewards)
         if n == 0:
             raise ValueError(f"episode {name}: it has no steps")
-        if len(actions) != n:
-            raise ValueError(f"episode {name}: {len(actions)} actions for {n} rewards")
         if len(states) not in (n, n + 1):
             raise ValueError(
                 f"episode {name}: {len(states)} observations for {n} steps; expected {n} or {n + 1}"
             )
-        mu = None if behaviour is None else np.asarray(behaviour, dtype=np.float64)
-        if mu is not None and mu.shape != (n,):
-            raise ValueError(f"episode {name}: behaviour has shape {mu.shape} for {n} steps")
-        following = states[1:]
-        if len(states) == n:
-            if terminal[-1]:
-                following = np.concatenate([following, states[-1:]])
-            else:
-                self.dropped += 1
-                n -= 1
-                if n == 0:
-                    return
-        self._parts.append(
-            (
-                states[:n],
-                actions[:n],
-                rewards[:n],
-                following[:n],
-                terminal[:n],
-                None if mu is None else mu[:n],
-                None if rows is None else rows[:n],
-            )
-        )
+        part = {
+            "actions": np.asarray(actions),
+            "rewards": np.asarray(rewards, dtype=np.float64),
+            "terminal": np.asarray(terminal, dtype=bool),
+            "truncated": truncated,
+            "behaviour": None if behaviour is None else np.asarray(behaviour, dtype=np.float64),
+            "rows": rows,
+        }
+        for key, values in part.items():
+            if values is not None and len(values) != n:
+                raise ValueError(f"episode {name}: {len(values)} {key} for {n} rewards")
+        if part["behaviour"] is not None and part["behaviour"].ndim != 1:
+            raise ValueError(f"episode {name}: behaviour has shape {part['behaviour'].shape} for {n} steps")
+        if len(states) == n + 1:  # a last row without an action
+            part = {k: None if v is None else np.concatenate([v, v[:1]]) for k, v in part.items()}
+        self._parts.append(part | {"states": np.asarray(states), "extra": len(states) == n + 1})
         self._names.append(name)
         self.steps += n
 
-    def build(self) -> Log:
-        """The checked log of all episodes added so far."""
+    def build(self) -> Log | None:
+        """The checked log of all episodes added so far; None if nothing is left of them."""
         if not self._parts:
-            raise ValueError("the log is empty: there is no transition in it")
-        states, actions, rewards, following, terminal, behaviour, rows = zip(*self._parts, strict=True)
-        known = [m is not None for m in behaviour]
+            raise ValueError(EMPTY)
+        known = [part["behaviour"] is not None for part in self._parts]
         if any(known) and not all(known):
             name = self._names[known.index(False)]
             raise ValueError(f"episode {name}: behaviour probabilities are missing here but not elsewhere")
-        shapes = {np.shape(x)[1:] for x in states}
+        shapes = {np.shape(part["states"])[1:] for part in self._parts}
         if len(shapes) > 1:
             raise ValueError(f"observations have different shapes in different episodes: {sorted(shapes)}")
-        return Log(
-            states=as_indices_or_floats(np.concatenate(states)),
-            actions=as_indices_or_floats(np.concatenate(actions)),
-            rewards=np.concatenate(rewards).astype(np.float64),
-            next_states=as_indices_or_floats(np.concatenate(following)),
-            terminal=np.concatenate(terminal).astype(bool),
-            offsets=np.concatenate([[0], np.cumsum([len(r) for r in rewards])]),
-            behaviour=np.concatenate(behaviour) if all(known) else None,
-            rows=None if rows[0] is None else np.concatenate(rows),
-            names=self._names,
-        ).checked()
+
+        def joined(key: str) -> Any:
+            parts = [part[key] for part in self._parts]
+            return None if parts[0] is None else np.concatenate(parts)
+
+        lengths = np.array([len(part["states"]) for part in self._parts])
+        extra = np.zeros(int(lengths.sum()), dtype=bool)
+        extra[np.cumsum(lengths) - 1] = [part["extra"] for part in self._parts]
+        log, dropped = assemble(
+            lengths,
+            self._names,
+            states=as_indices_or_floats(joined("states")),
+            actions=as_indices_or_floats(joined("actions")),
+            rewards=joined("rewards"),
+            terminal=joined("terminal"),
+            truncated=joined("truncated"),
+            behaviour=joined("behaviour"),
+            rows=joined("rows"),
+            extra=extra,
+        )
+        self.dropped += dropped
+        return log
+
+
+def assemble(
+    lengths: np.ndarray,
+    names: Sequence[Any] | np.ndarray,
+    *,
+    states: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    terminal: np.ndarray,
+    truncated: np.ndarray | None = None,
+    next_states: np.ndarray | None = None,
+    behaviour: np.ndarray | None = None,
+    rows: np.ndarray | None = None,
+    extra: np.ndarray | None = None,
+) -> tuple[Log | None, int]:
+    """The checked log of rows [n] laid end to end, and the number of steps that were set aside.
+
+    This is the one place that knows the contract of an episode: N steps with N + 1 states (its last row is `extra`, a state
+    without an action), or N steps with `next_states`, or N steps alone. In the last case the successor of a step is the state
+    of the next row; the last step of a truncated episode then has none and is set aside.
+
+    Args:
+        lengths: [E] rows of each episode.
+        names: [E] their names, for messages.
+        extra: [n] rows that hold a final state and nothing else.
+        states, actions, rewards, terminal, truncated, next_states, behaviour, rows: [n], as in `Log`.
+
+    Raises:
+        ValueError: naming the episode and step of the first broken row.
+    """
+    n = len(rewards)
+    place = Place(lengths, names)
+    last = np.cumsum(lengths) - 1
+    extra = np.zeros(n, dtype=bool) if extra is None else extra
+    place.refuse(extra & (place.step == 0), "the episode has an observation and no steps")
+    ends = np.zeros(n, dtype=bool)
+    ends[last - extra[last]] = True  # the last transition of each episode
+    terminal = terminal & ~extra
+    following, known = np.concatenate([states[1:], states[:1]]), np.ones(n, dtype=bool)
+    if next_states is not None:
+        inner = np.ones(n, dtype=bool)
+        inner[last] = False
+        differs = next_states != following
+        differs = differs if differs.ndim == 1 else differs.any(axis=1)
+        place.refuse(
+            inner & differs & ~terminal,
+            "next_state is not the state of the next row: are the columns shifted by one step?",
+        )
+        following = next_states
+    else:
+        known[last] = False
+    place.refuse(terminal & ~ends, "the step is terminal, yet more steps of the episode follow")
+    if truncated is not None:
+        truncated = truncated & ~extra
+        place.refuse(truncated & ~ends, "the step is truncated, yet more steps of the episode follow")
+        place.refuse(ends & ~terminal & ~truncated, "the last step is neither terminal nor truncated")
+        place.refuse(terminal & truncated, "the step is both terminal and truncated: it can only be one")
+    lost = ends & ~terminal & ~known
+    keep = ~extra & ~lost
+    if not keep.any():
+        return None, int(lost.sum())
+    size = np.bincount(place.index[keep], minlength=len(lengths))
+    kept_names = (
+        np.asarray(names)[size > 0]
+        if isinstance(names, np.ndarray)
+        else [name for name, some in zip(names, size > 0, strict=True) if some]
+    )
+    log = Log(
+        states=states[keep],
+        actions=actions[keep],
+        rewards=rewards[keep],
+        next_states=following[keep],
+        terminal=terminal[keep],
+        offsets=np.concatenate([[0], np.cumsum(size[size > 0])]),
+        behaviour=None if behaviour is None else behaviour[keep],
+        rows=None if rows is None else rows[keep],
+        names=kept_names,
+    )
+    return log.checked(), int(lost.sum())
+
+
+class Place:
+    """Names rows by episode and step in messages."""
+
+    def __init__(self, lengths: np.ndarray, names: Sequence[Any] | np.ndarray) -> None:
+        starts = np.cumsum(lengths) - lengths
+        self.index = np.repeat(np.arange(len(lengths)), lengths)
+        self.step = np.arange(len(self.index)) - np.repeat(starts, lengths)
+        self.names = names
+
+    def refuse(self, bad: np.ndarray, message: str, values: np.ndarray | None = None) -> None:
+        """Raises for the first row that is bad."""
+        if bad.any():
+            row = int(np.argmax(bad))
+            text = message if values is None else message.format(values[row])
+            raise ValueError(f"episode {self.name(row)}, step {self.step[row]}: {text}")
+
+    def name(self, row: int) -> Any:
+        """The name of the episode of a row."""
+        return self.names[self.index[row]]
 
 
 def as_indices_or_floats(x: np.ndarray) -> np.ndarray:

@@ -8,40 +8,36 @@ import jax
 import numpy as np
 from scipy.stats import t as student
 
-from marginax.offline import _features, _networks
-from marginax.offline._answers import ESTIMATORS, Answer, Evaluation
-from marginax.offline._behaviour_network import Behaviour, fit_behaviour
-from marginax.offline._conclude import (
-    ROBUST,
+from marginax.offline import features, networks
+from marginax.offline.behaviour import NOT_LOGGED, Behaviour, fit_behaviour
+from marginax.offline.features import Pairs, prepare, target_probability
+from marginax.offline.importance import ImportanceSums
+from marginax.offline.log import Log
+from marginax.offline.network_estimators import balanced, fitted_q, learn, moments_of, ratios
+from marginax.offline.pipeline import (
     Request,
-    answers_of,
     conclude,
     curves_of,
     diagnostics_of,
+    intervals,
+    need_episodes,
     with_zero,
 )
-from marginax.offline._estimates import Estimate, Influence
-from marginax.offline._importance import Weighted
-from marginax.offline._intervals import Interval
-from marginax.offline._log import Log
-from marginax.offline._network_q import fitted_q, learn
-from marginax.offline._network_ratios import balanced, moments_of, ratios
-from marginax.offline._observations import Pairs, prepare, target_probability
-from marginax.offline._policies import FunctionPolicy, Policy, RowPolicy
-from marginax.offline._sources import Source
+from marginax.offline.policies import FunctionPolicy, Policy, RowPolicy
+from marginax.offline.results import ESTIMATORS, ROBUST, Answer, Estimate, Evaluation, Influence
+from marginax.offline.sources import Source
+from marginax.statistics import Interval
 
 PREFERRED = ("certainty-equivalence", "fqe-one-step", "fqe-retrace", "fenchel", "saddle-point")
 NETWORKS = ("saddle-point", "fenchel", "regression", "fqe-one-step", "fqe-retrace", "fqe-marginalized")
 _WITHOUT_RATIOS = ("saddle-point", "fenchel", "fqe-one-step")
-_NOTHING = Interval(0.0, 0.0)
 DRAWS = 4  # of random features
 
 
 def evaluate_observations(source: Source, policy: Policy, request: Request) -> Evaluation:
     """The answers of all estimators for a log of observations; see `marginax.offline.evaluate`."""
     log, discount, seed = source.read(), request.discount, request.seed
-    if log.num_episodes < 2:
-        raise ValueError("the log has a single episode: an interval over episodes needs at least two")
+    need_episodes(log.num_episodes)
     notes: list[str] = []
     pairs = prepare(log, policy, seed) if isinstance(policy, FunctionPolicy) else None
     if pairs is None:
@@ -55,41 +51,40 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
     chances = _chances(policy, log, fitted, how, notes)
     rewards = request.rewards(float(log.rewards.min()), float(log.rewards.max()))
     robust = pairs is not None and chances is not None and bool(request.wants(*ROBUST))
-    weighted = Weighted(log.num_episodes, int(log.lengths.max()), discount, with_zero(rewards), robust)
+    sums = ImportanceSums(log.num_episodes, int(log.lengths.max()), discount, with_zero(rewards), robust)
     errors = None
     if robust and pairs is not None:
         for _ in request.progress("doubly robust", ["critics"]):
             errors = _cross_fitted(pairs, discount, seed)
-    weighted.update(log, np.zeros(len(log)) if chances is None else chances, errors)
+    sums.update(log, np.zeros(len(log)) if chances is None else chances, errors)
 
-    estimates = {} if chances is None else weighted.estimates()
+    estimates = {} if chances is None else sums.estimates()
     linear = None
     if pairs is not None:
         for _ in request.progress("certainty equivalence", ["features"]):
-            draws = [_features.fit(pairs, discount, seed + k) for k in range(DRAWS)]
+            draws = [features.fit(pairs, discount, seed + k) for k in range(DRAWS)]
             estimates["certainty-equivalence"] = _linear_estimate(log, draws)
             linear = draws[0]
     estimates = {name: estimates[name] for name in request.estimators if name in estimates}
-    answers = answers_of(estimates, weighted, request, how if chances is not None else "none", _NOTHING)
+    answers = intervals(estimates, sums, request, how if chances is not None else "none")
     if pairs is not None:
         wanted = [n for n in request.wants(*NETWORKS) if chances is not None or n in _WITHOUT_RATIOS]
-        answers |= _network_answers(pairs, chances, wanted, request, weighted.unseen_rewards())
+        answers |= _network_answers(pairs, chances, wanted, request, sums.unseen_rewards())
     check = None if fitted is None else fitted.calibration
-    diagnostics = diagnostics_of(weighted, how, check) | _support(log, linear, fitted)
+    diagnostics = diagnostics_of(sums, how, check) | _support(log, linear, fitted)
     diagnostics["behaviour_suspicious"] &= how == "estimated"
     if chances is None:
         diagnostics["largest_weights"] = []
     return conclude(
         answers,
         estimates,
-        weighted,
+        sums,
         diagnostics,
         request,
         preferred=PREFERRED,
-        opened=_NOTHING,
         settings={"data": source.name, "policy": policy.name, "behaviour": how, "reward_range": rewards},
         notes=(*notes, *source.notes),
-        curves=curves_of(weighted, *_overlap(linear), check),
+        curves=curves_of(sums, *_overlap(linear), check),
     )
 
 
@@ -99,7 +94,7 @@ def _behaviour(log: Log, pairs: Pairs | None, request: Request) -> tuple[Behavio
         raise ValueError("behaviour must be auto, logged or estimated for a log with observations")
     logged = log.behaviour is not None
     if behaviour == "logged" and not logged:
-        raise ValueError("behaviour is to be taken from the log, which has no behaviour probabilities")
+        raise ValueError(NOT_LOGGED)
     if pairs is None:
         if not logged:
             raise ValueError(
@@ -135,13 +130,13 @@ def _cross_fitted(pairs: Pairs, discount: float, seed: int) -> tuple[np.ndarray,
     rows = np.repeat(fold, log.lengths)
     delta, starts = np.empty(len(log)), np.empty(log.num_episodes)
     for k in (0, 1):
-        fit = _features.fit(pairs, discount, seed, rows=rows != k)
+        fit = features.fit(pairs, discount, seed, rows=rows != k)
         delta[rows == k] = fit.delta[rows == k]
         starts[fold == k] = fit.starts[fold == k]
     return delta, starts
 
 
-def _linear_estimate(log: Log, draws: list[_features.LinearFit]) -> Estimate:
+def _linear_estimate(log: Log, draws: list[features.LinearFit]) -> Estimate:
     """The mean over draws of random features; twice their spread is what the choice of features leaves open."""
     values = np.array([fit.starts.mean() for fit in draws])
     influence = Influence(log.num_episodes)
@@ -166,8 +161,8 @@ def _network_answers(
     if not wanted:
         return {}
     scale = max(float(np.abs(log.rewards).max()), 1e-8)
-    weights = _networks.resample(log.num_episodes, training.members, request.seed)
-    rows = _networks.rows_of(pairs, chances, weights, discount, scale)
+    weights = networks.resample(log.num_episodes, training.members, request.seed)
+    rows = networks.rows_of(pairs, chances, weights, discount, scale)
     episode = np.repeat(np.arange(log.num_episodes), log.lengths)
     moments = moments_of(pairs, discount, request.seed) if {"saddle-point", "fenchel"} & set(wanted) else None
     learned: dict[str, Any] = {}  # value networks by backup
@@ -176,7 +171,7 @@ def _network_answers(
     def key(name: str) -> jax.Array:
         return jax.random.fold_in(jax.random.key(request.seed), list(ESTIMATORS).index(name))
 
-    def networks(backup: str) -> Any:
+    def value_networks(backup: str) -> Any:
         if backup not in learned:
             learned[backup] = learn(rows, backup, discount, key(f"fqe-{backup}"), training)
         return learned[backup]
@@ -184,14 +179,14 @@ def _network_answers(
     for name in request.progress("networks", wanted):
         if name.startswith("fqe-"):
             backup = name.removeprefix("fqe-")
-            values = fitted_q(log, rows, networks(backup), backup, discount, training)
+            values = fitted_q(log, rows, value_networks(backup), backup, discount, training)
         else:
             w = None
             if name != "fenchel":
                 w = ratios(rows, moments, name, discount, key(name), training)
             if name != "regression":
                 assert moments is not None
-                w = balanced(rows, moments, networks("one-step")[0], discount, w)
+                w = balanced(rows, moments, value_networks("one-step")[0], discount, w)
             values = (weights[:, episode] * w * log.rewards).sum(axis=1) / weights.sum(axis=1)
         kind, truncation = ESTIMATORS[name]
         error = float(values.std(ddof=1))
@@ -203,7 +198,7 @@ def _network_answers(
     return found
 
 
-def _support(log: Log, linear: _features.LinearFit | None, fitted: Behaviour | None) -> dict[str, Any]:
+def _support(log: Log, linear: features.LinearFit | None, fitted: Behaviour | None) -> dict[str, Any]:
     """How much of π's choices the behaviour policy hardly makes, and where the ratios are large."""
     unsupported, largest = 0.0, []
     if linear is not None and fitted is not None:
@@ -217,7 +212,7 @@ def _support(log: Log, linear: _features.LinearFit | None, fitted: Behaviour | N
     return {"unsupported": unsupported, "unsupported_pairs": [], "largest_ratios": largest}
 
 
-def _overlap(linear: _features.LinearFit | None) -> tuple[np.ndarray, np.ndarray]:
+def _overlap(linear: features.LinearFit | None) -> tuple[np.ndarray, np.ndarray]:
     """Twentieths of the log, in the order of their ratios, and the share of π in each."""
     seen = target = np.full(20, 0.05)
     if linear is not None:

@@ -1,0 +1,182 @@
+"""The behaviour policy μ: logged with each action, given as a table, or estimated; and is it right?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+from scipy.stats import norm
+
+from marginax.deep.networks import MLP
+from marginax.offline.features import Choices, Pairs
+from marginax.offline.networks import Training, descend
+from marginax.offline.policies import probabilities
+from marginax.weights.empirical import EmpiricalMDP
+
+NOT_LOGGED = "behaviour is to be taken from the log, which has no behaviour probabilities"
+HELD_OUT = 10  # every tenth episode is kept for calibration
+_FINE = 0.02  # mean calibration error that a good fit reaches; six times as much is suspicious
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Predicted probabilities against observed frequencies, in bins of the prediction.
+
+    Attributes:
+        predicted: [B] mean probability in each bin.
+        observed: [B] frequency of the actions concerned.
+        weight: [B] number of decisions behind each bin.
+        deviation: how far, in standard errors, all frequencies together lie from the predictions.
+        error: mean |predicted - observed| over decisions.
+    """
+
+    predicted: np.ndarray
+    observed: np.ndarray
+    weight: np.ndarray
+    deviation: float
+    error: float
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether chance hardly explains the difference (six standard errors)."""
+        return self.deviation > 6.0
+
+
+def calibration(counts: EmpiricalMDP, table: np.ndarray | None = None) -> Calibration:
+    """Compares logged (or given) behaviour probabilities with how often each action was taken.
+
+    Under the logged policy, Σ_n (1{a_n=a} - μ(a|x)) over the N(x) decisions in x has variance N(x) μ(1-μ); the sum of squares
+    in those units over all pairs is compared with its expectation.
+    """
+    n = counts.visits
+    total = n.sum(axis=1, keepdims=True)
+    seen = counts.support
+    frequency = np.divide(n, total, out=np.zeros_like(n), where=total > 0)
+    if table is None:
+        predicted, usable = np.divide(counts.behaviour_sums, n, out=np.zeros_like(n), where=seen), seen
+    else:
+        predicted, usable = table, np.broadcast_to(total > 0, n.shape)
+    spread = predicted * (1 - predicted)
+    terms = usable & (spread > 1e-9) & (total * np.minimum(predicted, 1 - predicted) >= 5)
+    squares = (np.broadcast_to(total, n.shape) * (frequency - predicted) ** 2)[terms] / spread[terms]
+    impossible = usable & (predicted < 1e-12) & seen
+    deviation = float((squares.sum() - len(squares)) / np.sqrt(2 * len(squares))) if len(squares) else 0.0
+    index = np.clip(np.digitize(predicted[usable], np.linspace(0, 1, 11)) - 1, 0, 9)
+    weight = np.broadcast_to(total, n.shape)[usable]
+    size = np.bincount(index, weight, minlength=10)
+    filled = size > 0
+
+    def binned(x: np.ndarray) -> np.ndarray:
+        return np.bincount(index, x * weight, minlength=10)[filled] / size[filled]
+
+    return Calibration(
+        predicted=binned(predicted[usable]),
+        observed=binned(frequency[usable]),
+        weight=size[filled],
+        deviation=np.inf if impossible.any() else deviation,
+        error=float((n * np.abs(predicted - frequency))[usable].sum() / n.sum()),
+    )
+
+
+def behaviour_table(behaviour: Any, counts: EmpiricalMDP, logged: bool) -> tuple[np.ndarray | None, str]:
+    """The table to take μ from (None: the log's own column), and in a word where it comes from."""
+    if isinstance(behaviour, str):
+        if behaviour not in ("auto", "logged", "estimated"):
+            raise ValueError(f"behaviour must be auto, logged, estimated or a table, got {behaviour!r}")
+        if behaviour == "logged" and not logged:
+            raise ValueError(NOT_LOGGED)
+        if behaviour != "estimated" and logged:
+            return None, "logged"
+        return counts.action_frequencies(), "estimated"
+    table = np.asarray(behaviour, dtype=np.float64)
+    if table.shape != counts.visits.shape:
+        raise ValueError(f"behaviour must have shape {counts.visits.shape}, got {table.shape}")
+    return probabilities("behaviour", table), "given"
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """A fitted behaviour policy.
+
+    Attributes:
+        chance: [N] probability or density of the logged actions.
+        calibration: on held-out episodes.
+        support: share of π's actions that the behaviour policy hardly ever takes, at each row [N].
+    """
+
+    chance: np.ndarray
+    calibration: Calibration
+    support: np.ndarray
+
+
+def fit_behaviour(pairs: Pairs, seed: int, training: Training) -> Behaviour:
+    """Fits a softmax (indices) or a Gaussian with its own spread (vectors) by maximum likelihood."""
+    log = pairs.log
+    episode = np.repeat(np.arange(log.num_episodes), log.lengths)
+    held = episode % HELD_OUT == HELD_OUT - 1 if log.num_episodes >= HELD_OUT else np.zeros(len(log), bool)
+    used = np.flatnonzero(~held)
+    size, k = pairs.observations.shape[1], pairs.actions.shape[1]
+    first, second = jax.random.split(jax.random.key(seed))
+    network = MLP(size, k if pairs.discrete else 2 * k, training.hidden, key=first)
+    data = (jnp.asarray(pairs.observations[used]), jnp.asarray(pairs.actions[used]))
+
+    def loss(network: Any, _: Any, key: Array, data: Any) -> Array:
+        index = jax.random.randint(key, (2 * training.batch,), 0, len(used))
+        return -_log_density(network(data[0][index]), data[1][index], pairs.discrete).mean()
+
+    fitted = descend(loss, network, second, training, data)
+    outputs = np.asarray(fitted(jnp.asarray(pairs.observations)), dtype=np.float64)
+    logs = np.asarray(_log_density(outputs, pairs.actions, pairs.discrete))
+    check = held if held.any() else ~held
+    following = pairs.following
+    ahead = np.asarray(fitted(jnp.asarray(following.observations)), dtype=np.float64)
+    return Behaviour(
+        chance=np.exp(logs - pairs.log_volume),
+        calibration=_calibrate(outputs[check], pairs.actions[check], pairs.discrete),
+        support=_unsupported(ahead, following, pairs.discrete, float(np.quantile(logs, 0.002))),
+    )
+
+
+def _log_density(outputs: Any, actions: Any, discrete: bool) -> Any:
+    if discrete:
+        return (jax.nn.log_softmax(outputs) * actions).sum(axis=-1)
+    mean, spread = jnp.split(outputs, 2, axis=-1)
+    log_std = jnp.clip(spread, -5.0, 2.0)
+    z = (actions - mean) * jnp.exp(-log_std)
+    return (-0.5 * z**2 - log_std - 0.5 * jnp.log(2 * jnp.pi)).sum(axis=-1)
+
+
+def _calibrate(outputs: np.ndarray, actions: np.ndarray, discrete: bool) -> Calibration:
+    if discrete:
+        predicted = np.asarray(jax.nn.softmax(outputs)).ravel()
+        observed = actions.ravel()
+        index = np.clip((predicted * 10).astype(int), 0, 9)
+        n = np.bincount(index, minlength=10)
+        filled = n > 0
+        levels, shares = (
+            np.bincount(index, x, minlength=10)[filled] / n[filled] for x in (predicted, observed)
+        )
+        n = n[filled]
+    else:
+        mean_action, spread = np.split(outputs, 2, axis=-1)
+        quantile = norm.cdf((actions - mean_action) * np.exp(-np.clip(spread, -5.0, 2.0))).ravel()
+        levels = np.linspace(0.05, 0.95, 19)
+        shares = (quantile[:, None] <= levels).mean(axis=0)
+        n = np.full(19, len(quantile) / 19)
+    error = float((np.abs(levels - shares) * n).sum() / n.sum())
+    return Calibration(levels, shares, n, deviation=error / _FINE, error=error)
+
+
+def _unsupported(outputs: np.ndarray, choices: Choices, discrete: bool, rare: float) -> np.ndarray:
+    """[N] weight of π's choices that μ takes with less than 1%, or with less density than 0.2% of its own."""
+    if discrete:
+        return (choices.weights * (np.asarray(jax.nn.softmax(outputs)) < 0.01)).sum(axis=1)
+    share = np.zeros(len(outputs))
+    for m in range(choices.weights.shape[1]):
+        density = np.asarray(_log_density(outputs, choices.actions[:, m], discrete))
+        share += choices.weights[:, m] * (density < rare)
+    return share

@@ -1,0 +1,330 @@
+"""Fitted Q evaluation on tables: the backup is any sampled operator of the library, averaged over visits.
+
+Q ← mean over visits t of (x,a) of a target at t: Retrace (`targets.multi_step`) or marginalized (`targets.marginalized` with
+weights by certainty equivalence). With one-step targets the fixed point is certainty equivalence, which counts give at once;
+with longer ones the log's own returns take the place of part of the model.
+
+Whole episodes are packed end to end into sequences of one length, which a truncated or terminal step cuts. Every backup is
+affine in Q, so that its fixed point is found by GMRES instead of thousands of sweeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from scipy.sparse.linalg import LinearOperator, gmres
+
+from marginax import targets
+from marginax.offline.certainty_equivalence import Counts, Model
+from marginax.offline.log import Log
+from marginax.offline.results import Estimate, Influence
+from marginax.offline.sources import Source
+from marginax.weights import exact
+
+PIECE = 200_000  # rows whose targets are computed at a time
+HELD = 10_000_000  # steps up to which the log is kept in memory between backups; above, it is read again
+PAIR_LIMIT = 1000  # pairs up to which marginalized weights for all starts are formed
+WINDOW = 48  # steps of credit in a marginalized target
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted Q.
+
+    Attributes:
+        q: [S, A].
+        v: [S] of the target policy.
+        residual: largest remaining change of Q under one more backup.
+    """
+
+    q: np.ndarray
+    v: np.ndarray
+    residual: float
+
+
+class Backup:
+    """Q [S, A] to the mean over visits of the sampled targets; one pass over the log each time.
+
+    Args:
+        source: the log.
+        counts: its counts.
+        model: gives the value of pairs that the log never took.
+        pi: [S, A] target policy.
+        traces: [S, A] traces; zeros give one-step targets.
+        discount: γ.
+        weights: [S, A, S, A] TD weights for marginalized targets; None uses `traces`.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        counts: Counts,
+        model: Model,
+        pi: np.ndarray,
+        traces: np.ndarray,
+        discount: float,
+        weights: np.ndarray | None = None,
+    ) -> None:
+        self.source, self.counts, self.model, self.pi, self.traces = source, counts, model, pi, traces
+        self.discount, self.weights = discount, weights
+        self.visits: Any = counts.whole.visits
+        self._held: list[tuple[Log, Packed]] | None = None
+
+    def parts(self) -> Iterable[tuple[Log, Packed]]:
+        """The log in pieces with their steps: from memory where it fits, else read again."""
+        if self.counts.steps > HELD:
+            return self._read()
+        if self._held is None:
+            self._held = list(self._read())
+        return self._held
+
+    def _read(self) -> Iterator[tuple[Log, Packed]]:
+        window = None if self.weights is None else WINDOW
+        for log in pieces(self.source.chunks()):
+            yield log, pack(log, self.pairs(log), log.next_states, window)
+
+    def pairs(self, log: Log) -> np.ndarray:
+        """[N] index of each row's pair."""
+        return log.states * self.pi.shape[1] + log.actions
+
+    def values(self, q: np.ndarray) -> np.ndarray:
+        """[S] of π, with what it does outside its table filled in."""
+        return (self.pi * q).sum(axis=1) + (1 - self.pi.sum(axis=1)) * self.model.default_value
+
+    def _arguments(self, q: np.ndarray) -> tuple[Any, ...]:
+        """Of `sampled_targets`: Q, V, and what comes after the steps; to be called in double precision."""
+        size = self.pi.size
+        table = None if self.weights is None else jnp.asarray(self.weights.reshape(size, size))
+        values = jnp.asarray(q.ravel()), jnp.asarray(self.values(q))
+        return *values, jnp.asarray(self.discount), jnp.asarray(self.traces.ravel(), float), table
+
+    def targets(self, q: np.ndarray) -> Iterator[tuple[Log, np.ndarray]]:
+        """Each piece of the log with the target [N] of each of its rows."""
+        with jax.enable_x64(True):
+            flat, v, *rest = self._arguments(q)
+            for log, packed in self.parts():
+                yield log, packed.at_rows(sampled_targets(flat, v, packed.steps, *rest))
+
+    def __call__(self, q: np.ndarray) -> np.ndarray:
+        """Q after one backup; pairs that the log never took keep their value."""
+        total = np.zeros(q.size)
+        for log, found in self.targets(q):
+            total += np.bincount(self.pairs(log), found, minlength=q.size)
+        return np.where(self.visits > 0, total.reshape(q.shape) / np.maximum(self.visits, 1), q)
+
+    def transposed(self, y: np.ndarray) -> np.ndarray:
+        """[S, A] the linear part of the backup, transposed, times `y`, on the pairs of the log."""
+        per_visit = (y / np.maximum(self.visits, 1)).ravel()
+        total = np.zeros(y.shape)
+        with jax.enable_x64(True):
+            flat, v, *rest = self._arguments(np.zeros(y.shape))
+            for log, packed in self.parts():
+                cotangents = packed.laid(per_visit[self.pairs(log)])
+                of_q, of_v = pulled_back(cotangents, flat, v, packed.steps, *rest)
+                total += np.asarray(of_q).reshape(y.shape) + self.pi * np.asarray(of_v)[:, None]
+        return np.where(self.visits > 0, total, 0.0)
+
+    def solve(self) -> Fit:
+        """The fixed point."""
+        support = self.visits > 0
+        base = np.full(self.pi.shape, self.model.default_value)
+
+        def expand(x: np.ndarray) -> np.ndarray:
+            q = base.copy()
+            q[support] = x
+            return q
+
+        found, residual = fixed_point(lambda x: self(expand(x))[support], self.model.q[0][support])
+        q = expand(found)
+        return Fit(q, self.values(q), residual)
+
+
+def estimate(fitted: Fit, backup: Backup) -> Estimate:
+    """The value Σ starts · V with its influence, in one more pass.
+
+    At the fixed point the errors of all targets from each pair average to zero. With b = starts ⊗ π and B the linear
+    part of the backup, what an episode changes is, to first order,
+
+        ψ_i = V(x_0) - value + Σ_t λ(x_t,a_t) (target_t - Q(x_t,a_t)),   (I - Bᵀ) λ·visits = b,
+
+    where the log's own B holds whatever operator, window and weights the targets have.
+    """
+    counts, n = backup.counts, backup.visits
+    support = n > 0
+    starts = counts.whole.starts / counts.episodes
+    begin = starts[:, None] * backup.pi
+
+    def flow(x: np.ndarray) -> np.ndarray:
+        y = np.zeros(n.shape)
+        y[support] = x
+        return (begin + backup.transposed(y))[support]
+
+    solution, _ = fixed_point(flow, backup.model.occupancy[support], tolerance=1e-6)
+    lam = np.zeros(n.shape)
+    lam[support] = solution / n[support] * counts.episodes
+    value = float(starts @ fitted.v)
+    influence = Influence(counts.episodes)
+    for log, found in backup.targets(fitted.q):
+        error = found - fitted.q[log.states, log.actions]
+        first = fitted.v[log.states[log.offsets[:-1]]]
+        influence.add(first - value + log.sums(lam[log.states, log.actions] * error))
+    return Estimate(value, influence.groups(), bias_bound=fitted.residual / (1 - backup.discount))
+
+
+def td_weights(counts: Counts, traces: np.ndarray, discount: float) -> np.ndarray:
+    """[S, A, S, A] TD weights of the traces in the MDP of the log's counts."""
+    whole = counts.whole
+    return np.asarray(exact(whole.mdp(discount), whole.action_frequencies(), traces))
+
+
+class Steps(eqx.Module):
+    """Sequences of a log side by side; `here` and `following` say where values of a step are looked up."""
+
+    here: Int[Array, "B T"]
+    following: Int[Array, "B T"]
+    rewards: Float[Array, "B T"]
+    terminal: Bool[Array, "B T"]
+    truncated: Bool[Array, "B T"]
+    valid: Bool[Array, "B T"]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The steps of a log, and the place `[N]` of each of its rows in them."""
+
+    steps: Steps
+    place: np.ndarray
+
+    def at_rows(self, values: Array) -> np.ndarray:
+        """[N] values [B, T] in the order of the log."""
+        return np.asarray(values).reshape(-1)[self.place]
+
+    def laid(self, values: np.ndarray) -> Array:
+        """[B, T] values [N] of the log in their places, zero elsewhere."""
+        table = np.zeros(self.steps.valid.size)
+        table[self.place] = values
+        return jnp.asarray(table.reshape(self.steps.valid.shape))
+
+
+def pack(log: Log, here: np.ndarray, following: np.ndarray, window: int | None = None) -> Packed:
+    """Lays the episodes of a log (or windows of them) end to end in sequences as long as the longest.
+
+    Args:
+        log: whole episodes.
+        here: [N] where Q(x_t, a_t) is looked up, and the trace.
+        following: [N] where V(x_{t+1}) is looked up; not read where the step is terminal.
+        window: cut episodes into pieces of so many steps; the cut bootstraps, as a truncation does.
+    """
+    longest = int(log.lengths.max())
+    length = longest if window is None else min(window, longest)
+    pieces = -(-log.lengths // length)
+    within = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    sizes = np.minimum(np.repeat(log.lengths, pieces) - within * length, length)
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    first, width = [0], _rounded(length)
+    while (following_row := int(np.searchsorted(ends, starts[first[-1]] + width, side="right"))) < len(sizes):
+        first.append(following_row)
+    row = np.repeat(np.arange(len(first)), np.diff([*first, len(sizes)]))
+    offset = row * width + starts - starts[np.array(first)][row]
+    place = np.arange(len(log)) + np.repeat(offset - starts, sizes)
+    cut = log.truncated
+    cut[ends - 1] |= ~log.terminal[ends - 1]
+    shape = (_rounded(len(first)), width)
+
+    def laid(values: np.ndarray, dtype: Any) -> Array:
+        table = np.zeros(shape[0] * shape[1], dtype)
+        table[place] = values
+        return jnp.asarray(table.reshape(shape))
+
+    steps = Steps(
+        here=laid(here, np.int32),
+        following=laid(np.where(log.terminal, 0, following), np.int32),
+        rewards=laid(log.rewards, np.float64),
+        terminal=laid(log.terminal, bool),
+        truncated=laid(cut, bool),
+        valid=laid(np.ones(len(log), bool), bool),
+    )
+    return Packed(steps, place)
+
+
+def pieces(logs: Iterable[Log]) -> Iterator[Log]:
+    """The logs in parts of at most `PIECE` rows, or of one episode."""
+    for log in logs:
+        begin = 0
+        while begin < log.num_episodes:
+            end = int(np.searchsorted(log.offsets, log.offsets[begin] + PIECE, side="right")) - 1
+            end = max(end, begin + 1)
+            whole = begin == 0 and end == log.num_episodes
+            yield log if whole else log.select(np.arange(begin, end))
+            begin = end
+
+
+@eqx.filter_jit
+def sampled_targets(
+    q: Float[Array, N],
+    v: Float[Array, M],
+    steps: Steps,
+    discount: Array,
+    traces: Float[Array, N],
+    weights: Float[Array, ...] | None = None,
+) -> Float[Array, "B T"]:
+    """The target of each step: multi-step with `traces`, or marginalized with `weights`.
+
+    Weights are a table [N, N] to be looked up as `traces` are, or one matrix [T, T] for each sequence.
+    """
+
+    def one(row: Steps, matrix: Array | None) -> Array:
+        discounts = jnp.where(row.terminal, 0.0, discount)
+        common = (q[row.here], v[row.following], row.rewards, discounts)
+        if weights is None:
+            return targets.multi_step(
+                *common, traces[row.here], row.truncated, valid=row.valid, stop_gradient=False
+            )
+        if matrix is None:
+            matrix = weights[row.here[:, None], row.here[None, :]]
+        return targets.marginalized(*common, matrix, row.truncated, valid=row.valid, stop_gradient=False)
+
+    given = weights if weights is not None and weights.ndim == 3 else None
+    found = jax.vmap(one)(steps, given)
+    return jnp.where(steps.valid, found, 0.0)
+
+
+@eqx.filter_jit
+def pulled_back(
+    cotangents: Float[Array, "B T"], q: Float[Array, N], v: Float[Array, M], *rest: Any
+) -> tuple[Float[Array, N], Float[Array, M]]:
+    """How much each entry of `q` and `v` moves the sum of all targets times `cotangents`."""
+    return jax.vjp(lambda q, v: sampled_targets(q, v, *rest), q, v)[1](cotangents)
+
+
+def fixed_point(
+    backup: Callable[[np.ndarray], np.ndarray], start: np.ndarray, tolerance: float = 1e-9
+) -> tuple[np.ndarray, float]:
+    """The fixed point of an affine backup of vectors, and the largest change that one more backup makes.
+
+    >>> fixed_point(lambda x: 0.5 * x + 1.0, np.zeros(3))[0]
+    array([2., 2., 2.])
+    """
+    constant = backup(np.zeros_like(start))
+    size = len(start)
+    operator = LinearOperator(
+        (size, size), matvec=lambda x: x - (backup(x) - constant), dtype=np.dtype(np.float64)
+    )
+    found, _ = gmres(
+        operator, constant, x0=start, rtol=tolerance, atol=0.0, restart=min(50, size), maxiter=20
+    )
+    return found, float(np.abs(backup(found) - found).max())
+
+
+def _rounded(size: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, …: few shapes to compile for, at most half wasted."""
+    power = 1 << max(size - 1, 0).bit_length()
+    return power if size > 3 * power // 4 or power < 4 else 3 * power // 4

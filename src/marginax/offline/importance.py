@@ -1,0 +1,347 @@
+"""Step 3, weigh: importance sampling in all its forms, doubly robust, and what the weights look like; one pass, by groups.
+
+Notation: ρ_t = Π_{s≤t} π(a_s|x_s)/μ(a_s|x_s), the weight of an episode up to and including step t; T its last step. Terminated
+episodes stay in every average with reward zero and their last weight: leaving them out, as is often done, estimates the reward
+given survival. Truncated episodes leave the averages over time after their last step; what they would have earned is unknown to
+these estimators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from marginax.offline.log import Log
+from marginax.offline.results import MAX_GROUPS, Estimate
+
+DOMINANT = 0.5  # share of the weight from which a single episode decides a self-normalised average
+FEW = 30.0  # effective episodes below which a mean of weights does not show its own error
+HEAVY = 0.4  # tail index from which the weights may have no variance: a true 1/2 is estimated so, from 200 episodes
+_NEGLIGIBLE = 1e-10
+
+_BY_GROUP = ("size", "returns", "weight", "weighted", "decision", "robust", "base")
+_BY_EPISODE = ("weights", "lower", "upper")
+
+
+class ImportanceSums:
+    """Sums over the episodes of a log, by groups of episodes; `estimates` turns them into values with influences.
+
+    Sums of different chunks of a log add up (`merge`), if each was made with the sizes of the whole log.
+
+    Args:
+        episodes: number of episodes in the whole log.
+        longest: length of the longest.
+        discount: γ.
+        reward_range: least and largest reward possible, for the concentration bound.
+        robust: whether `update` is given a critic's errors, for doubly robust.
+        horizon: steps whose rewards count, if they are not all of them; logs are then given up to that step.
+    """
+
+    def __init__(
+        self,
+        episodes: int,
+        longest: int,
+        discount: float,
+        reward_range: tuple[float, float],
+        robust: bool = False,
+        horizon: int | None = None,
+    ) -> None:
+        self.episodes, self.longest, self.discount = episodes, longest, discount
+        self.reward_range, self.robust, self.horizon = reward_range, robust, horizon
+        self.groups = g = min(episodes, MAX_GROUPS)
+        kept = longest
+        if 0 < discount < 1:
+            kept = min(kept, int(np.log(_NEGLIGIBLE) / np.log(discount)) + 1)
+        self.kept = t = max(
+            1, kept
+        )  # steps whose sums are kept apart; later ones weigh less than `_NEGLIGIBLE`
+        self.seen = self.steps = self.truncated = 0
+        self.sums = {name: np.zeros(g) for name in _BY_GROUP}
+        self.sums |= {name: np.zeros(episodes) for name in _BY_EPISODE}
+        self.sums |= {
+            "reward": np.zeros((g, t)),  # Σ γ^t ρ_t r_t
+            "error": np.zeros((g, t)),  # Σ γ^t ρ_t (r_t + γ V(x_{t+1}) - Q(x_t,a_t))
+            "mass": np.zeros((g, t)),  # Σ ρ_t over steps taken
+            "ended": np.zeros((g, t + 1)),  # Σ ρ_T of episodes terminated before t (cumulated at the end)
+            "at_risk": np.zeros(t + 1),  # episodes that take step t
+            "square": np.zeros(t),
+            "square_ended": np.zeros(t + 1),
+            "ended_count": np.zeros(t + 1),
+            "ratio": np.zeros(2),  # Σ π/μ and Σ (π/μ)²
+            "tail": np.zeros(2),  # share of the discount after a truncated step, of the log and of π
+        }
+        # Largest single weight by time; largest and (negative) least return and error.
+        self.maxima = {"heaviest": np.zeros(t), "heaviest_ended": np.zeros(t + 1)}
+        self.maxima |= {"returns": np.full(2, -np.inf), "errors": np.full(2, -np.inf)}
+        self.top: list[tuple[float, str, int, int | None, int | None]] = []
+
+    def update(
+        self,
+        log: Log,
+        ratios: np.ndarray,
+        critic: tuple[np.ndarray, np.ndarray] | None = None,
+        first: int | None = None,
+    ) -> None:
+        """Adds a chunk of whole episodes.
+
+        Args:
+            log: the chunk.
+            ratios: [N] one-step ratios π/μ.
+            critic: for doubly robust, r + γV(x') - Q(x,a) of each row [N] and V(x_0) of each episode [E], by a critic that
+                has not seen the episode.
+            first: number of the chunk's first episode in the log; by default it follows those added before.
+        """
+        e, sums, kept = log.num_episodes, self.sums, self.kept
+        number = (self.seen if first is None else first) + np.arange(e)
+        group = number % self.groups
+        row_group = np.repeat(group, log.lengths)
+        times = log.times
+        rho = log.products(ratios)
+        gamma = self.discount ** times.astype(np.float64)
+        discounted = gamma * rho
+        last = log.last
+        final, ends = rho[last], log.terminal[last]
+
+        def add(name: str, values: np.ndarray) -> None:
+            sums[name] += np.bincount(group, values, minlength=self.groups)
+
+        returns = log.sums(gamma * log.rewards)
+        decision = log.sums(discounted * log.rewards)
+        add("size", np.ones(e))
+        add("returns", returns)
+        add("weight", final)
+        add("weighted", final * returns)
+        add("decision", decision)
+        sums["weights"][number] = final
+
+        inside: np.ndarray | slice = times < kept if self.longest > kept else slice(None)
+        steps = times[inside]
+        cell = row_group[inside] * kept + steps
+        _bin(sums["reward"], cell, (discounted * log.rewards)[inside])
+        _bin(sums["mass"], cell, rho[inside])
+        sums["square"] += np.bincount(steps, rho[inside] ** 2, minlength=kept)
+        sums["at_risk"][:-1] += np.bincount(steps, minlength=kept)
+        np.maximum.at(self.maxima["heaviest"], steps, rho[inside])
+        over = ends & (log.lengths <= kept)
+        length, weight = log.lengths[over], final[over]
+        _bin(sums["ended"], group[over] * (kept + 1) + length, weight)
+        sums["square_ended"] += np.bincount(length, weight**2, minlength=kept + 1)
+        sums["ended_count"] += np.bincount(length, minlength=kept + 1)
+        np.maximum.at(self.maxima["heaviest_ended"], length, weight)
+        _widen(self.maxima["returns"], returns)
+        if critic is not None:
+            delta, base = critic
+            _widen(self.maxima["errors"], delta)
+            add("base", base)
+            add("robust", base + log.sums(discounted * delta))
+            _bin(sums["error"], cell, (discounted * delta)[inside])
+
+        left, share = self._remaining(times[last])
+        if np.isfinite(left).all():
+            least, largest = self.reward_range
+            total = log.sums(discounted) + np.where(ends, discounted[last] * left, 0.0)
+            sums["lower"][number] = decision - least * total
+            sums["upper"][number] = largest * total - decision
+        tail = np.where(ends, 0.0, share)
+        sums["tail"] += tail.sum(), (tail * final).sum()
+        sums["ratio"] += ratios.sum(), (ratios**2).sum()
+        self.steps += len(log)
+        self.truncated += int((~ends).sum())
+        self._remember(log, rho)
+        self.seen += e
+
+    def merge(self, other: ImportanceSums) -> None:
+        """Adds the sums of other chunks of the same log."""
+        for name, values in other.sums.items():
+            self.sums[name] += values
+        for name, values in other.maxima.items():
+            np.maximum(self.maxima[name], values, out=self.maxima[name])
+        self.seen += other.seen
+        self.steps += other.steps
+        self.truncated += other.truncated
+        self.top = sorted(self.top + other.top, key=lambda entry: -entry[0])[:10]
+
+    def _remaining(self, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Σ γ^k over the steps that may follow step `last`, and their share of the discount of all steps."""
+        gamma, after = self.discount, last + 1.0
+        if self.horizon is None:
+            if gamma == 1:
+                return np.full(len(last), np.inf), np.ones(len(last))
+            return np.full(len(last), gamma / (1 - gamma)), gamma**after
+        left = np.maximum(self.horizon - after, 0.0)
+        if gamma == 1:
+            return left, left / self.horizon
+        share = np.maximum(gamma**after - gamma**self.horizon, 0.0) / (1 - gamma**self.horizon)
+        return gamma * (1 - gamma**left) / (1 - gamma), share
+
+    def _remember(self, log: Log, rho: np.ndarray) -> None:
+        """Keeps the ten episodes with the largest final weights and the step where each weight peaked."""
+        final = rho[log.last]
+        for i in np.argsort(final)[::-1][:10]:
+            rows = slice(log.offsets[i], log.offsets[i + 1])
+            step = int(np.argmax(rho[rows]))
+            row = int(log.offsets[i]) + step
+            place = (int(log.states[row]), int(log.actions[row])) if log.tabular else (None, None)
+            self.top.append((float(final[i]), log.name(int(i)), step, *place))
+        self.top = sorted(self.top, key=lambda entry: -entry[0])[:10]
+
+    @property
+    def weights(self) -> np.ndarray:
+        """[E] ρ_T of each episode."""
+        return self.sums["weights"]
+
+    @property
+    def return_span(self) -> float:
+        """Largest minus least return of an episode in the log."""
+        return float(self.maxima["returns"].sum())
+
+    def value_range(self) -> tuple[float, float]:
+        """What no value can leave, given the range of rewards: their sum over all steps; infinite without a discount."""
+        total = 1.0 + float(self._remaining(np.zeros(1))[0][0])
+        least, largest = self.reward_range
+        return (least * total if least else 0.0), (largest * total if largest else 0.0)
+
+    def ess(self) -> float:
+        """(Σρ_T)²/Σρ_T² over episodes."""
+        square = float((self.weights**2).sum())
+        return float(self.weights.sum()) ** 2 / square if square > 0 else 0.0
+
+    def _mass(self) -> np.ndarray:
+        """[G, T] Σ ρ_t of the episodes whose weight at step t is known."""
+        return self.sums["mass"] + np.cumsum(self.sums["ended"], axis=1)[:, :-1]
+
+    def ess_by_time(self) -> np.ndarray:
+        """[T] (Σρ_t)²/Σρ_t² over the episodes whose weight at step t is known."""
+        mass = self._mass().sum(axis=0)
+        square = self.sums["square"] + np.cumsum(self.sums["square_ended"])[:-1]
+        return np.divide(mass**2, square, out=np.zeros_like(mass), where=square > 0)
+
+    def estimates(self) -> dict[str, Estimate]:
+        """All importance-sampling estimates, and doubly robust ones where critics were given.
+
+        - trajectory-is: mean ρ_T G.  per-decision-is: mean Σ γ^t ρ_t r_t.
+        - weighted-is: Σ ρ_T G / Σ ρ_T.  weighted-per-decision-is: Σ_t γ^t Σ ρ_t r_t / Σ ρ_t.
+        - doubly-robust: mean [V(x_0) + Σ γ^t ρ_t (r_t + γV(x_{t+1}) - Q(x_t,a_t))], and weighted likewise.
+        """
+        n, s, ess = float(self.episodes), self.sums, self.ess()
+        scale = self.groups / n
+
+        def mean(total: np.ndarray, unseen: float = 0.0) -> Estimate:
+            value = float(total.sum() / n)
+            return Estimate(value, scale * (total - s["size"] * value), ess, bias_bound=unseen)
+
+        found = {
+            "trajectory-is": mean(s["weighted"], self.unseen_returns()),
+            "per-decision-is": mean(s["decision"], self.unseen_rewards()),
+        }
+        weight = float(s["weight"].sum())
+        if weight > 0:
+            value = float(s["weighted"].sum() / weight)
+            influence = (s["weighted"] - value * s["weight"]) * self.groups * _without(s["weight"], weight)
+            alone = self.weights.max() > DOMINANT * weight
+            span = self.return_span if alone else 0.0
+            unseen = self.unseen_returns() if self.heavy else 0.0
+            found["weighted-is"] = Estimate(value, influence, ess, bias_bound=max(span, unseen))
+            span = self.reward_range[1] - self.reward_range[0]
+            over_time = self._over_time(s["reward"], np.zeros(self.groups), span)
+            unseen = self.unseen_rewards() if self.heavy else 0.0
+            bound = max(over_time.bias_bound, unseen)
+            found["weighted-per-decision-is"] = replace(over_time, bias_bound=bound)
+        if self.robust:
+            found["doubly-robust"] = mean(s["robust"])
+            if weight > 0:
+                span = float(self.maxima["errors"].sum())
+                found["weighted-doubly-robust"] = self._over_time(s["error"], s["base"], span)
+        return found
+
+    def tail_index(self) -> float:
+        """ξ of a generalised Pareto tail of the episode weights; from 1/2 up they have no variance.
+
+        Fitted by probability-weighted moments (Hosking and Wallis 1987) to the largest fifth, or 3√n.
+        """
+        n = len(self.weights)
+        tail = int(min(0.2 * n, 3 * np.sqrt(n)))
+        if tail < 5:
+            return 0.0
+        largest = np.sort(self.weights)[-tail - 1 :]
+        excess = largest[1:] - largest[0]
+        mean = float(excess.mean())
+        lower = float(((1 - (np.arange(1, tail + 1) - 0.35) / tail) * excess).mean())
+        return 2.0 - mean / (mean - 2 * lower) if mean > 0 else 0.0
+
+    @property
+    def heavy(self) -> bool:
+        """Whether the weights' tail is so heavy that what was drawn says little of what was not."""
+        return self.tail_index() > HEAVY
+
+    def unseen_returns(self) -> float:
+        """What episodes that a thin or heavy-tailed sample misses may add: (1 - mean ρ_T) times the range of returns."""
+        if self.ess() >= FEW and not self.heavy:
+            return 0.0
+        return max(0.0, 1.0 - float(self.weights.mean())) * self.return_span
+
+    def unseen_rewards(self) -> float:
+        """The same step by step: Σ_t γ^t (1 - mean ρ_t) times the range of rewards, over the steps where weights are thin, and
+        no more than the largest (1 - mean ρ_t) times the range of returns."""
+        missing = self._missing()
+        by_step = float((self.discount ** np.arange(self.kept)) @ missing)
+        rewards = float(np.ptp(self.reward_range))
+        return min(rewards * by_step, float(self.return_span * missing.max()))
+
+    def _missing(self) -> np.ndarray:
+        """[T] what the mean weight falls short of 1, at the steps where weights are thin or have a heavy tail."""
+        mass = self._mass().sum(axis=0)
+        known = (self.sums["at_risk"] + np.cumsum(self.sums["ended_count"]))[:-1]
+        average = np.divide(mass, known, out=np.ones_like(mass), where=known > 0)
+        thin = (self.ess_by_time() < FEW) | self.heavy
+        return np.where(thin, np.maximum(0.0, 1.0 - average), 0.0)
+
+    def _over_time(self, terms: np.ndarray, base: np.ndarray, span: float) -> Estimate:
+        """Σ_t (Σ_i terms_it / Σ_i ρ_it), plus the mean of `base`, with what each group changes by being there.
+
+        `span` is how far a single term may lie from another; it is left open at the steps where one episode has most of the
+        weight.
+        """
+        mass = self._mass()
+        total = mass.sum(axis=0)
+        inverse = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
+        at_time = terms.sum(axis=0) * inverse
+        start = float(base.sum() / self.episodes)
+        influence = ((terms - mass * at_time) * _without(mass, total)).sum(axis=1) * self.groups
+        influence += (base - self.sums["size"] * start) * (self.groups / self.episodes)
+        ended = np.maximum.accumulate(self.maxima["heaviest_ended"])[:-1]
+        heaviest = np.maximum(self.maxima["heaviest"], ended)
+        alone = (heaviest > DOMINANT * total) & (self.sums["mass"].sum(axis=0) > 0)
+        unknown = span * float((self.discount ** np.arange(self.kept))[alone].sum())
+        return Estimate(start + float(at_time.sum()), influence, self.ess(), bias_bound=unknown)
+
+    def behaviour(self) -> Estimate:
+        """The plain average return of the log."""
+        value = float(self.sums["returns"].sum() / self.episodes)
+        centred = self.sums["returns"] - self.sums["size"] * value
+        return Estimate(value, centred * (self.groups / self.episodes), float(self.episodes))
+
+    def mean_ratio(self) -> tuple[float, float]:
+        """Mean of π/μ over steps and its standard error; 1 in expectation where μ covers π."""
+        mean, square = self.sums["ratio"] / self.steps
+        return float(mean), float(np.sqrt(max(square - mean**2, 0.0) / self.steps))
+
+
+def _bin(table: np.ndarray, cell: np.ndarray, values: np.ndarray) -> None:
+    table += np.bincount(cell, values, minlength=table.size).reshape(table.shape)
+
+
+def _without(part: np.ndarray, total: np.ndarray | float) -> np.ndarray:
+    """1 / (total - part): the weight of a self-normalised average without one group, zero where nothing is left.
+
+    With it an influence is what leaving the group out changes (the jackknife), and not only a derivative, which understates a
+    group that has much of the weight.
+    """
+    rest = total - part
+    return np.divide(1.0, rest, out=np.zeros_like(rest), where=rest > 1e-9 * total)
+
+
+def _widen(bounds: np.ndarray, values: np.ndarray) -> None:
+    """Largest value, and largest negative value: their sum is the range."""
+    np.maximum(bounds, [values.max(), -values.min()], out=bounds)

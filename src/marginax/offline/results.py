@@ -1,0 +1,265 @@
+"""Step 5, intervals, and what an evaluation answers: plain dataclasses that turn into JSON."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from marginax.statistics import Interval, studentised_bootstrap
+
+MAX_GROUPS = 1000  # the bootstrap resamples episodes, or so many groups of them
+
+ESTIMATORS = {
+    "trajectory-is": ("importance sampling", "stops"),
+    "per-decision-is": ("importance sampling", "stops"),
+    "weighted-is": ("importance sampling", "stops"),
+    "weighted-per-decision-is": ("importance sampling", "stops"),
+    "doubly-robust": ("doubly robust", "bootstraps"),
+    "weighted-doubly-robust": ("doubly robust", "bootstraps"),
+    "certainty-equivalence": ("marginalized", "bootstraps"),
+    "saddle-point": ("marginalized", "bootstraps"),
+    "fenchel": ("marginalized", "bootstraps"),
+    "regression": ("marginalized", "stops"),
+    "fqe-one-step": ("fitted Q", "bootstraps"),
+    "fqe-retrace": ("fitted Q", "bootstraps"),
+    "fqe-marginalized": ("fitted Q", "bootstraps"),
+}
+"""The estimators by name: their kind, and what each does at a truncated step."""
+
+ROBUST = ("doubly-robust", "weighted-doubly-robust")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimate of the value with what its interval needs.
+
+    Attributes:
+        value: the estimate.
+        influence: [G] to first order the error is the mean of these (independent) entries.
+        ess: effective sample size, where weights make one meaningful.
+        ess_of: what `ess` counts, `episodes` or `transitions`.
+        bias_bound: what resampling cannot show, to be added on both sides. Where one episode carries most of a
+            self-normalised average, that average hardly varies, and says nothing of what others would give; where weights
+            average far less than 1, the episodes that matter were not drawn.
+    """
+
+    value: float
+    influence: np.ndarray
+    ess: float | None = None
+    ess_of: str = "episodes"
+    bias_bound: float = 0.0
+
+
+class Influence:
+    """Sums the influences of episodes, handed over chunk by chunk, into groups.
+
+    >>> influence = Influence(episodes=4)
+    >>> influence.add(np.array([1.0, -1.0])), influence.add(np.array([2.0, -2.0]))
+    (None, None)
+    >>> influence.groups()
+    array([ 1., -1.,  2., -2.])
+    """
+
+    def __init__(self, episodes: int) -> None:
+        self.episodes, self.seen = episodes, 0
+        self.total = np.zeros(min(episodes, MAX_GROUPS))
+
+    def add(self, psi: np.ndarray, first: int | None = None) -> None:
+        """Adds the influences [E] of episodes numbered from `first` (by default after those added before)."""
+        group = ((self.seen if first is None else first) + np.arange(len(psi))) % len(self.total)
+        self.total += np.bincount(group, psi, minlength=len(self.total))
+        self.seen += len(psi)
+
+    def merge(self, other: Influence) -> None:
+        """Adds the influences of other episodes of the same log."""
+        self.total += other.total
+        self.seen += other.seen
+
+    def groups(self) -> np.ndarray:
+        """[G] so scaled that their mean is the mean over episodes."""
+        return self.total * (len(self.total) / self.episodes)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One estimator's answer.
+
+    Attributes:
+        name: see `ESTIMATORS`.
+        value: the estimate of π's value from the log's starts.
+        interval: over episodes, widened by what support leaves open.
+        kind: family of the estimator.
+        truncation: `stops` (rewards after a truncated step count as zero) or `bootstraps`.
+        ess: effective sample size, in units of `ess_of`.
+        bound: an interval with guaranteed coverage, where one applies.
+        error: standard error.
+    """
+
+    name: str
+    value: float
+    interval: Interval
+    kind: str
+    truncation: str
+    ess: float | None = None
+    ess_of: str = "episodes"
+    bound: Interval | None = None
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which estimate to trust and why, or that the data cannot tell.
+
+    Attributes:
+        status: `trust`, `caution` or `cannot tell`.
+        estimator: the estimate recommended, or None.
+        text: the verdict in words, a sentence an entry.
+        better: `better`, `worse` or `cannot tell`: π against the policy that made the log.
+    """
+
+    status: str
+    estimator: str | None
+    text: tuple[str, ...]
+    better: str = "cannot tell"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything `evaluate` found out about one policy.
+
+    Attributes:
+        answers: one for each estimator, by name.
+        behaviour: the plain average return of the log, with its interval.
+        advantage: interval of the value of π minus that of μ, by the recommended estimator.
+        verdict: in words.
+        diagnostics: overlap, weights, support, truncation, calibration (numbers and short lists).
+        settings: what was asked.
+        notes: what was done to the data and what was left out.
+        curves: data behind the figures.
+        estimates: values with their influences, for paired comparisons; not part of the JSON.
+
+    >>> import marginax as mx
+    >>> log = mx.offline.Log.from_episodes(
+    ...     [dict(states=[0, 0], actions=[a], rewards=[float(a)], terminal=True, behaviour=[0.5])
+    ...      for a in [0, 1] * 20])
+    >>> result = mx.offline.evaluate(log, [[0.25, 0.75]], discount=0.9)
+    >>> round(result.answers["per-decision-is"].value, 3), round(result.behaviour.value, 3)
+    (0.75, 0.5)
+    """
+
+    answers: dict[str, Answer]
+    behaviour: Answer
+    advantage: Interval | None
+    verdict: Verdict
+    diagnostics: dict[str, Any]
+    settings: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    curves: dict[str, Any] = field(default_factory=dict, repr=False)
+    estimates: dict[str, Estimate] = field(default_factory=dict, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dict of plain numbers, strings and lists, ready for JSON (infinities become null)."""
+        return {f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name != "estimates"}
+
+
+def plain(value: Any) -> Any:
+    """Plain Python numbers, lists and dicts; what is not finite becomes None."""
+    if isinstance(value, Answer | Verdict | Interval):
+        return plain(asdict(value))
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+def answer(
+    name: str,
+    estimate: Estimate,
+    *,
+    level: float = 0.95,
+    seed: int = 0,
+    room: tuple[float, float] = (0.0, 0.0),
+    bound: Interval | None = None,
+) -> Answer:
+    """An estimate with its interval, widened by the `room` that it leaves below and above, and by its bias bound."""
+    kind, truncation = ESTIMATORS.get(name, ("average return", "stops"))
+    interval = studentised_bootstrap(estimate.value, estimate.influence, level=level, seed=seed)
+    low = interval.low - room[0] - estimate.bias_bound
+    high = interval.high + room[1] + estimate.bias_bound
+    n = len(estimate.influence)
+    error = float(estimate.influence.std(ddof=1) / np.sqrt(n)) if n > 1 else float("inf")
+    return Answer(
+        name=name,
+        value=estimate.value,
+        interval=Interval(low, high, level),
+        kind=kind,
+        truncation=truncation,
+        ess=estimate.ess,
+        ess_of=estimate.ess_of,
+        bound=bound,
+        error=error,
+    )
+
+
+def concentration(
+    lower: np.ndarray,
+    upper: np.ndarray,
+    value_range: tuple[float, float],
+    *,
+    level: float = 0.95,
+) -> Interval:
+    """A bound that holds for any number of episodes, if rewards lie in their range and μ is as logged.
+
+    The mean of min(X, b) never exceeds that of X ≥ 0, so an empirical Bernstein bound (Maurer and Pontil) on the clipped
+    estimates bounds J from below however large the weights are; b is chosen on the first twentieth of the episodes and the
+    bound computed on the rest (Thomas, Theocharous and Ghavamzadeh 2015).
+
+    Args:
+        lower: [E] non-negative per-episode estimates whose mean does not exceed J - value_range[0].
+        upper: [E] the same for value_range[1] - J.
+        value_range: values no policy can leave.
+        level: coverage guaranteed.
+
+    >>> half = np.tile([0.0, 1.0], 500)
+    >>> bound = concentration(half, 1 - half, (0.0, 1.0))
+    >>> bool(0.4 < bound.low < 0.5 < bound.high < 0.6)
+    True
+    """
+    each = (1 - level) / 2
+    low = value_range[0] + clipped_lower_bound(lower, each)
+    high = value_range[1] - clipped_lower_bound(upper, each)
+    return Interval(max(low, value_range[0]), min(high, value_range[1]), level)
+
+
+def clipped_lower_bound(x: np.ndarray, delta: float) -> float:
+    """Lower bound, with probability 1 - delta, on the mean of independent non-negative variables."""
+    n = len(x)
+    if n < 40:
+        return 0.0
+    first = max(10, n // 20)
+    tuning, rest = x[:first], x[first:]
+    grid = np.quantile(tuning, np.linspace(0.5, 1.0, 21))
+    grid = np.unique(np.concatenate([grid, grid[-1:] * [2.0, 4.0]]))
+    grid = grid[grid > 0]
+    if not len(grid):
+        return 0.0
+    bounds = [_bernstein(np.minimum(tuning, b), b, len(rest), delta) for b in grid]
+    best = float(grid[int(np.argmax(bounds))])
+    return max(0.0, _bernstein(np.minimum(rest, best), best, len(rest), delta))
+
+
+def _bernstein(x: np.ndarray, bound: float, n: int, delta: float) -> float:
+    """Maurer-Pontil lower bound for variables in [0, bound], as if `x` were `n` of them."""
+    log = np.log(2 / delta)
+    variance = x.var(ddof=1)
+    return float(x.mean() - np.sqrt(2 * variance * log / n) - 7 * bound * log / (3 * (n - 1)))

@@ -1,0 +1,540 @@
+"""Logs with one row per transition: Parquet, CSV, NumPy archives, folders of them, and frames in memory; streamed."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marginax.offline.log import Log, Place, assemble
+from marginax.offline.sources import CHUNK, Source, reads
+
+NAMES = {
+    "episode": ("episode", "episode_id"),
+    "step": ("step", "t", "time", "timestep"),
+    "state": ("state", "observation", "obs"),
+    "next_state": ("next_state", "next_observation", "next_obs"),
+    "action": ("action",),
+    "reward": ("reward",),
+    "terminal": ("terminal", "terminated", "termination"),
+    "truncated": ("truncated", "truncation", "timeout"),
+    "behaviour": (
+        "behaviour",
+        "behavior",
+        "behaviour_probability",
+        "behavior_probability",
+        "behaviour_density",
+        "behavior_density",
+        "propensity",
+        "pscore",
+    ),
+}
+SUFFIXES = (".parquet", ".pq", ".csv", ".csv.gz", ".npz")
+_VECTORS = ("state", "next_state", "action")
+_LABELLED = {"state": "state", "next_state": "state", "action": "action"}  # whose labels a column uses
+
+
+class TableSource(Source):
+    """Files or columns with a row for each transition, episodes one after another.
+
+    Columns (other names are ignored; `NAMES` lists the accepted spellings):
+        episode, step: which episode, and the step within it, counted from 0 or 1 (`step` may be missing).
+        state: an index or a label; or observation columns `obs_0`, `obs_1`, …; in Parquet also a list column.
+        action: an index or a label; or `action_0`, …; or a list column.
+        reward, terminal, and optionally truncated, behaviour, next_state (or `next_obs_0`, …).
+
+    An episode may end with one row that has a state and no action (see `marginax.offline.log.assemble`). Without a
+    `truncated` column, an episode whose last row is not terminal counts as truncated. Labels of states and actions are
+    numbered in sorted order, or as the given `encoding` says.
+    """
+
+    def __init__(
+        self,
+        parts: list[_Part],
+        name: str,
+        chunk: int = CHUNK,
+        encoding: Mapping[str, list[str]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.parts, self.name, self.chunk = parts, name, chunk
+        sizes = [part.total for part in parts]
+        self.total = sum(n for n in sizes if n is not None) if None not in sizes else None
+        self.columns = _assign(parts[0].names())
+        self._find_labels(encoding)
+
+    def rows(self) -> int | None:
+        """Number of rows of all files, counted if need be."""
+        if self.total is None:
+            self.total = sum(len(batch["episode"]) for batch in self._batches(("episode",)))
+        return self.total
+
+    def _batches(self, roles: tuple[str, ...] | None = None) -> Iterator[dict[str, np.ndarray]]:
+        columns = {role: self.columns[role] for role in roles or self.columns}
+        needed = [name for group in columns.values() for name in group]
+        for part in self.parts:
+            missing = set(needed) - set(part.names())
+            if missing:
+                raise ValueError(
+                    f"{part.name} has no column {sorted(missing)[0]!r}, which {self.parts[0].name} has"
+                )
+            for batch in part.batches(needed, self.chunk // 2):
+                block = {}
+                for role, names in columns.items():
+                    found = [batch[name] for name in names]
+                    wide = len(found) > 1
+                    block[role] = np.stack([_floats(f, role) for f in found], axis=1) if wide else found[0]
+                yield block
+
+    def _find_labels(self, given: Mapping[str, list[str]] | None) -> None:
+        """The labels of columns that hold words, in one pass over those columns."""
+        first = next(self._batches(), None)
+        if first is None:
+            return
+        roles = tuple(r for r in _LABELLED if r in first and _has_words(first[r]))
+        if not roles:
+            return
+        labels: dict[str, set[str]] = {}
+        for block in self._batches(roles):
+            for role in roles:
+                words = np.unique(_words(block[role])).tolist()
+                labels.setdefault(_LABELLED[role], set()).update(words)
+        self.encoding = {kind: sorted(found - {""}) for kind, found in labels.items()}
+        for kind, known in (given or {}).items():
+            unknown = set(self.encoding.get(kind, ())) - set(known)
+            if unknown:
+                raise ValueError(
+                    f"the encoding has no {kind} {sorted(unknown)[0]!r}, which {self.name} holds"
+                )
+            self.encoding[kind] = list(known)
+        if set(self.encoding) == {"state", "action"}:
+            self.sizes = len(self.encoding["state"]), len(self.encoding["action"])
+
+    def chunks(self) -> Iterator[Log]:
+        """Yields logs of whole episodes.
+
+        Raises:
+            ValueError: naming the episode and step where the file is broken.
+        """
+        reader = _Reader(self.columns, self.encoding)
+        pending: list[dict[str, np.ndarray]] = []
+        rows = 0
+        for batch in self._batches():
+            pending.append(batch)
+            rows += len(batch["episode"])
+            if rows >= self.chunk:
+                block = _concatenate(pending)
+                episode = block["episode"]
+                changes = np.flatnonzero(episode[1:] != episode[:-1])
+                if len(changes):
+                    cut = int(changes[-1]) + 1
+                    yield from reader.logs({k: v[:cut] for k, v in block.items()})
+                    block = {k: v[cut:] for k, v in block.items()}
+                pending, rows = [block], len(block["episode"])
+        if rows == 0:
+            raise ValueError(f"{self.name} is empty: it has no rows")
+        yield from reader.logs(_concatenate(pending))
+        if reader.dropped:
+            self.notes = [
+                f"{reader.dropped} truncated episodes came without their final observation: "
+                "their last step was set aside"
+            ]
+
+
+@reads
+def open_tables(data: Any, encoding: Mapping[str, list[str]] | None = None) -> TableSource | None:
+    """A source for a file, a folder of files, a frame or a dict of columns; None for anything else."""
+    if isinstance(data, Mapping):
+        return TableSource([_Columns("columns", dict(data))], "columns", encoding=encoding)
+    if hasattr(data, "columns") and hasattr(data, "__getitem__"):  # pandas, polars
+        frame = {str(name): np.asarray(data[name]) for name in data.columns}
+        return TableSource([_Columns("frame", frame)], "frame", encoding=encoding)
+    if not isinstance(data, str | Path):
+        return None
+    path = Path(data)
+    if path.is_dir() and not _is_minari(path):
+        files = sorted(file for file in path.iterdir() if file.name.lower().endswith(SUFFIXES))
+        if not files:
+            raise FileNotFoundError(
+                f"the folder {str(path)!r} holds no {', '.join(SUFFIXES)} file and no Minari dataset"
+            )
+        return TableSource([_part(file) for file in files], path.name, encoding=encoding)
+    if not path.name.lower().endswith(SUFFIXES):
+        return None
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r}")
+    return TableSource([_part(path)], path.name, encoding=encoding)
+
+
+def _is_minari(folder: Path) -> bool:
+    return any((place / "metadata.json").is_file() for place in (folder, folder / "data"))
+
+
+class _Part:
+    """One file: its name, its columns, and batches of them as NumPy arrays."""
+
+    name: str
+    total: int | None = None
+
+    def names(self) -> list[str]:
+        raise NotImplementedError
+
+    def batches(self, columns: list[str], size: int) -> Iterator[dict[str, np.ndarray]]:
+        raise NotImplementedError
+
+
+class _Columns(_Part):
+    """Columns in memory."""
+
+    def __init__(self, name: str, columns: dict[str, Any]) -> None:
+        self.name = name
+        self.columns = {key: np.asarray(values) for key, values in columns.items()}
+        lengths = {key: len(values) for key, values in self.columns.items() if values.ndim}
+        if len(set(lengths.values())) != 1 or len(lengths) != len(self.columns):
+            raise ValueError(f"the columns of {name} have different lengths: {lengths}")
+        self.total = next(iter(lengths.values()))
+
+    def names(self) -> list[str]:
+        return list(self.columns)
+
+    def batches(self, columns: list[str], size: int) -> Iterator[dict[str, np.ndarray]]:
+        if self.total:
+            yield {name: self.columns[name] for name in columns}
+
+
+class _Parquet(_Part):
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, path.name
+        with self._file() as file:
+            self.total = file.metadata.num_rows
+            self._names = list(file.schema_arrow.names)
+
+    def _file(self) -> Any:
+        try:
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise ImportError('Parquet logs need `pip install "marginax[offline]"`') from error
+        with _named(self.name):
+            return pq.ParquetFile(self.path)
+
+    def names(self) -> list[str]:
+        return self._names
+
+    def batches(self, columns: list[str], size: int) -> Iterator[dict[str, np.ndarray]]:
+        with self._file() as file, _named(self.name):
+            for batch in file.iter_batches(batch_size=size, columns=columns):
+                yield {name: _array(batch.column(name), name) for name in columns}
+
+
+class _Csv(_Part):
+    """A CSV file, plain or compressed: by pyarrow where it is installed, else by the standard library."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, path.name
+        with open(path, "rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        self.packed = path.suffix.lower() == ".gz"
+        if packed != self.packed:
+            raise ValueError(
+                f"{self.name} is {'a gzip file: name it .csv.gz' if packed else 'not a gzip file, as its name says'}"
+            )
+        with self._text() as file, _named(self.name):
+            self._names = next(csv.reader(file), [])
+
+    def _text(self) -> Any:
+        if self.packed:
+            return io.TextIOWrapper(gzip.open(self.path), "utf-8", newline="")
+        return open(self.path, encoding="utf-8", newline="")
+
+    def names(self) -> list[str]:
+        return self._names
+
+    def batches(self, columns: list[str], size: int) -> Iterator[dict[str, np.ndarray]]:
+        try:
+            import pyarrow.csv as arrow
+        except ImportError:
+            yield from self._plain(columns, size)
+            return
+        options = arrow.ConvertOptions(include_columns=columns)
+        reading = arrow.ReadOptions(block_size=1 << 24)
+        with (
+            _named(self.name),
+            arrow.open_csv(self.path, read_options=reading, convert_options=options) as reader,
+        ):
+            for batch in reader:
+                yield {name: _array(batch.column(name), name) for name in columns}
+
+    def _plain(self, columns: list[str], size: int) -> Iterator[dict[str, np.ndarray]]:
+        with self._text() as file, _named(self.name):
+            reader = csv.reader(file)
+            place = {name: i for i, name in enumerate(next(reader))}
+            wanted = [place[name] for name in columns]
+            rows: list[list[str]] = []
+            for row in reader:
+                if len(row) == len(place):
+                    rows.append(row)
+                elif row:
+                    raise ValueError(
+                        f"line {reader.line_num} has {len(row)} entries, the header {len(place)}"
+                    )
+                if len(rows) == size:
+                    yield {n: _parsed([r[i] for r in rows]) for n, i in zip(columns, wanted, strict=True)}
+                    rows = []
+            if rows:
+                yield {n: _parsed([r[i] for r in rows]) for n, i in zip(columns, wanted, strict=True)}
+
+
+def _part(path: Path) -> _Part:
+    name = path.name.lower()
+    if name.endswith((".csv", ".csv.gz")):
+        return _Csv(path)
+    if name.endswith(".npz"):
+        with _named(path.name), np.load(path, allow_pickle=False) as arrays:
+            return _Columns(path.name, {key: arrays[key] for key in arrays.files})
+    return _Parquet(path)
+
+
+class _named:
+    """Puts a file's name before the message of whatever reading it raises."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, GeneratorExit) or error is None or not isinstance(error, Exception):
+            return
+        if isinstance(error, FileNotFoundError | MemoryError) or str(error).startswith(self.name):
+            return
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{self.name} cannot be read: {text}") from error
+
+
+class _Reader:
+    """Turns blocks of rows into logs; remembers what must be the same in the whole file."""
+
+    def __init__(self, columns: dict[str, list[str]], encoding: dict[str, list[str]] | None) -> None:
+        self.columns = columns
+        self.labels = {
+            kind: (np.array(sorted(labels)), np.argsort(np.array(labels)))
+            for kind, labels in (encoding or {}).items()
+        }
+        self.row = 0
+        self.base: int | None = None
+        self.dropped = 0
+        self.discrete: dict[str, bool] = {}
+        self.seen: set[Any] = set()
+
+    def logs(self, block: dict[str, np.ndarray]) -> Iterator[Log]:
+        """The log of a block, if any of its steps can be used."""
+        episode = block["episode"]
+        n = len(episode)
+        rows = self.row + np.arange(n)
+        self.row += n
+        starts = np.concatenate([[0], np.flatnonzero(episode[1:] != episode[:-1]) + 1])
+        lengths = np.diff(np.append(starts, n))
+        place = Place(lengths, episode[starts])
+        self._check_names(episode[starts])
+        if "step" in block:
+            self._check_steps(block["step"], place)
+        last = starts + lengths - 1
+        missing = _missing(block["action"])
+        extra = np.zeros(n, dtype=bool)
+        extra[last] = missing[last]
+        place.refuse(missing & ~extra, "the action is missing, and more steps of the episode follow")
+        terminal = _flags(block["terminal"], "terminal", place, extra)
+        truncated = _flags(block["truncated"], "truncated", place, extra) if "truncated" in block else None
+        states = self._indices("state", block["state"], place)
+        following = None
+        if "next_state" in block:
+            following = self._indices("next_state", block["next_state"], place, extra | terminal)
+        log, dropped = assemble(
+            lengths,
+            episode[starts],
+            states=states,
+            actions=self._indices("action", block["action"], place, extra),
+            rewards=_floats(block["reward"], "reward"),
+            terminal=terminal,
+            truncated=truncated,
+            next_states=following,
+            behaviour=_floats(block["behaviour"], "behaviour") if "behaviour" in block else None,
+            rows=rows,
+            extra=extra,
+        )
+        self.dropped += dropped
+        if log is not None:
+            yield log
+
+    def _check_names(self, names: np.ndarray) -> None:
+        fresh = set(names.tolist())
+        again = self.seen & fresh
+        if not again and len(fresh) < len(names):
+            unique, times = np.unique(names, return_counts=True)
+            again = set(unique[times > 1].tolist())
+        if again:
+            raise ValueError(
+                f"episode {next(iter(again))} appears again after other episodes: sort the rows by episode and step"
+            )
+        self.seen |= fresh
+
+    def _check_steps(self, given: np.ndarray, place: Place) -> None:
+        steps = _floats(given, "step")
+        if self.base is None:
+            self.base = int(steps[0]) if steps[0] in (0.0, 1.0) else 0
+        bad = steps != place.step + self.base
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise ValueError(
+                f"episode {place.name(row)}: step {steps[row]:g} where {place.step[row] + self.base} was "
+                "expected; steps must count up by one from the first row of each episode"
+            )
+
+    def _indices(
+        self, role: str, values: np.ndarray, place: Place, ignore: np.ndarray | None = None
+    ) -> np.ndarray:
+        kind = _LABELLED[role]
+        if kind in self.labels:
+            return self._coded(role, values, place, ignore)
+        if values.ndim == 2:
+            return values if values.dtype == np.float64 else values.astype(np.float32)
+        if values.dtype.kind in "iub":
+            self.discrete.setdefault(kind, True)
+            if self.discrete[kind]:
+                return values.astype(np.int64)
+        floats = _floats(values, role)
+        whole = np.isfinite(floats) & (floats == np.floor(floats))
+        if ignore is not None:
+            whole |= ignore
+        named_state = self.columns["state"][0] == "state"  # indices are meant: a table of states and actions
+        self.discrete.setdefault(kind, bool(whole.all()) or named_state)
+        if not self.discrete[kind]:
+            return floats[:, None]
+        better = "obs_0, obs_1, …" if kind == "state" else "action_0 (and observations obs_0, …)"
+        place.refuse(~whole, f"{role} {{}} is not an index; name columns of real numbers {better}", floats)
+        return np.where(np.isfinite(floats), floats, 0.0).astype(np.int64)
+
+    def _coded(self, role: str, values: np.ndarray, place: Place, ignore: np.ndarray | None) -> np.ndarray:
+        ordered, index = self.labels[_LABELLED[role]]
+        words = _words(values)
+        found = np.minimum(np.searchsorted(ordered, words), len(ordered) - 1)
+        unknown = ordered[found] != words
+        if ignore is not None:
+            unknown &= ~ignore
+        place.refuse(unknown, f"{role} {{!r}} is missing or unknown", words)
+        return index[found].astype(np.int64)
+
+
+def _assign(names: list[str]) -> dict[str, list[str]]:
+    """Finds the columns for each role, vectors in the order of their numbers."""
+    found: dict[str, list[str]] = {}
+    lower = {name.lower(): name for name in names}
+    for role, spellings in NAMES.items():
+        single = [lower[s] for s in spellings if s in lower]
+        if len(single) > 1:
+            raise ValueError(f"columns {single[0]!r} and {single[1]!r} both give the {role}; keep one")
+        if single:
+            found[role] = single
+        elif role in _VECTORS:
+            stems = "|".join(map(re.escape, spellings))
+            matches = [
+                (re.fullmatch(rf"(?:{stems})[_\[]?(\d+)\]?", key), name) for key, name in lower.items()
+            ]
+            vector = sorted((int(match.group(1)), name) for match, name in matches if match)
+            if vector:
+                found[role] = [name for _, name in vector]
+    if "terminal" not in found and "done" in lower:
+        raise ValueError(
+            "the column 'done' does not say whether an episode terminated or was cut off: "
+            "give 'terminal' and 'truncated'"
+        )
+    for role in ("episode", "state", "action", "reward", "terminal"):
+        if role not in found:
+            raise ValueError(f"there is no column for the {role} (looked for {', '.join(NAMES[role])})")
+    return found
+
+
+def _array(column: Any, name: str) -> np.ndarray:
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        rows = column.to_pylist()
+        width = max((len(row) for row in rows if row is not None), default=0)
+        for i, row in enumerate(rows):
+            if row is not None and len(row) != width:
+                raise ValueError(f"column {name!r}: row {i} has {len(row)} entries where others have {width}")
+        return np.array([[np.nan] * width if row is None else row for row in rows], dtype=np.float64)
+    if pa.types.is_null(kind):
+        return np.full(len(column), np.nan)
+    if pa.types.is_dictionary(kind):
+        column = column.dictionary_decode()
+    return column.to_numpy(zero_copy_only=False)
+
+
+_FLAGS = {"true": "1", "false": "0", "": "nan"}
+
+
+def _parsed(cells: list[str]) -> np.ndarray:
+    """The cells of a CSV column: integers, else numbers (with nan where a cell is empty), else words."""
+    try:
+        return np.array(cells).astype(np.int64)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return np.array([_FLAGS.get(cell.strip().lower(), cell) for cell in cells]).astype(np.float64)
+    except ValueError:
+        return np.array([cell if cell else None for cell in cells], dtype=object)
+
+
+def _concatenate(blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    if len(blocks) == 1:
+        return blocks[0]
+    return {role: np.concatenate([block[role] for block in blocks]) for role in blocks[0]}
+
+
+def _has_words(values: np.ndarray) -> bool:
+    if values.dtype.kind in "US":
+        return True
+    return values.dtype == object and any(isinstance(value, str) for value in values)
+
+
+def _words(values: np.ndarray) -> np.ndarray:
+    """Cells as words, the empty word where one is missing."""
+    if values.dtype.kind == "U":
+        return values
+    return np.array(["" if v is None or v != v else str(v) for v in values.tolist()], dtype=str)
+
+
+def _missing(values: np.ndarray) -> np.ndarray:
+    if values.dtype.kind == "f":
+        return np.isnan(values) if values.ndim == 1 else np.isnan(values).all(axis=1)
+    if values.dtype == object:
+        return np.array([value is None or value != value for value in values])
+    if values.dtype.kind == "U":
+        return values == ""
+    return np.zeros(len(values), dtype=bool)
+
+
+def _floats(values: np.ndarray, name: str) -> np.ndarray:
+    try:
+        return values.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"column {name!r} holds something that is not a number") from error
+
+
+def _flags(values: np.ndarray, name: str, place: Place, ignore: np.ndarray) -> np.ndarray:
+    if values.dtype == bool:
+        return values & ~ignore
+    if values.dtype == object:
+        values = np.array([np.nan if value is None else value for value in values], dtype=object)
+    floats = _floats(values, name)
+    bad = ~np.isin(floats, (0.0, 1.0)) & ~ignore
+    place.refuse(bad, name + " is {}, not true or false", floats)
+    return (floats == 1.0) & ~ignore
