@@ -19,6 +19,7 @@ COMMANDS = {
     "plot": ("marginax.deep.command:plot", "draw the learning curves of finished runs"),
     "play": ("marginax.deep.command:play", "evaluate a saved policy on its simulator"),
     "evaluate": ("marginax.offline.command:evaluate", "say what a policy is worth, from logged data"),
+    "explore": ("marginax.explorer.command:explore", "see weights, rates and noise move, in the browser"),
 }
 
 

@@ -1,0 +1,26 @@
+"""`marginax explore`."""
+
+from marginax.explorer.numbers import PROBLEMS
+
+
+def explore(problem: str = "open world", /, *, port: int = 5006, browser: bool = True) -> None:
+    """Opens a page where you turn the policies and the traces and see weights, rates, noise and learning at once.
+
+    Needs no network. Stop it with Ctrl-C.
+
+    Args:
+        problem: chain, open world, frozen lake, garnet, or the path of an .npz file with p, r, pi and mu.
+        port: of the page on this machine.
+        browser: whether to open it in the browser.
+    """
+    try:
+        from marginax.explorer import app
+    except ImportError as error:
+        missing = (error.name or "panel").split(".")[0]
+        raise ImportError(
+            f"the explorer needs the package {missing}: pip install '.[explorer]' in a clone, or `uv run --extra explorer marginax explore`"
+        ) from None
+    if problem not in PROBLEMS and not problem.endswith(".npz"):
+        raise ValueError(f"problem must be one of {', '.join(PROBLEMS)}, or an .npz file, got {problem!r}")
+    print(f"the explorer is at http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
+    app.serve(problem, port, browser)
