@@ -23,7 +23,17 @@ ROOMS = [
         "_bellman",
         "_credit",
     ),
-    *("operators", "linear_programs", "trajectories", "targets", "weights", "problems", "learning", "report"),
+    *(
+        "operators",
+        "linear_programs",
+        "trajectories",
+        "targets",
+        "weights",
+        "problems",
+        "learning",
+        "report",
+        "explorer",
+    ),
     *("engine", "simulators", "deep", "offline", "experiments", "torch", "testing", "cli"),
 ]
 ENDS = {"experiments", "cli"}  # nothing imports these: `cli` finds `experiments` by name, when asked

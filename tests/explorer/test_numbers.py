@@ -40,7 +40,7 @@ def test_fastest_rows_are_those_of_the_linear_program(name, size):
     here = world(name, size)
     rows = numbers.fastest_rows(here.mdp, here.pi, here.mu, (0, 1), [0.5, 2.0])
     for cap, row in zip([0.5, 2.0], rows, strict=True):
-        expected = mx.weights.fastest(here.mdp, here.pi, here.mu, cap, start=(0, 1))
+        expected = mx.linear_programs.fastest(here.mdp, here.pi, here.mu, cap, start=(0, 1))
         np.testing.assert_allclose(row, expected, atol=1e-6)
 
 

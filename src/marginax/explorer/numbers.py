@@ -322,7 +322,7 @@ def learning_curves(
     exact = learning.given(weights.exact(mdp, mu, c))
     truth = mdp.q_values(pi)
     scale = max(float(np.sqrt((truth**2).mean())), 1e-12)
-    tables = trajectories.simulator(mdp)
+    tables = trajectories.sampling_tables(mdp)
     draw = jax.vmap(lambda key: trajectories.sample(tables, mu, key, episodes=chunk, horizon=200))
     plans = {"one-step": (0 * c, None), "Retrace": (c, None), "marginalized": (c, exact)}
     q = {name: np.zeros((seeds, *pi.shape), np.float32) for name in plans}
