@@ -1,7 +1,10 @@
 """The command line as a stranger meets it."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -9,16 +12,14 @@ from marginax import __version__
 from marginax.cli import COMMANDS, main
 
 
+def run(*words, **options):
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, **options)
+
+
 def test_version_and_help_work_as_a_process():
-    version = subprocess.run(
-        [sys.executable, "-m", "marginax", "--version"], capture_output=True, text=True, check=True
-    )
-    assert version.stdout.strip() == f"marginax {__version__}"
-    help_text = subprocess.run(
-        [sys.executable, "-m", "marginax", "--help"], capture_output=True, text=True, check=True
-    )
-    for command in COMMANDS:
-        assert command in help_text.stdout
+    assert run("-m", "marginax", "--version").stdout.strip() == f"marginax {__version__}"
+    text = run("-m", "marginax", "--help").stdout
+    assert all(command in text for command in COMMANDS)
 
 
 def test_no_words_print_the_help(capsys):
@@ -26,14 +27,62 @@ def test_no_words_print_the_help(capsys):
     assert "usage: marginax COMMAND" in capsys.readouterr().out
 
 
-def test_an_unknown_command_is_one_line_and_status_2(capsys):
-    assert main(["reprodcue"]) == 2
-    assert capsys.readouterr().err.startswith(
-        "marginax: unknown command 'reprodcue': choose one of reproduce"
-    )
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("reprodcue", "marginax: unknown command 'reprodcue'; did you mean 'reproduce'?"),
+        ("xyz", "marginax: unknown command 'xyz'; choose one of reproduce, show"),
+        ("reproduce chian", "got 'chian'; did you mean 'chain'?"),
+        ("show gernet", "marginax: did you mean 'garnet'?"),
+        ("train Pendulum-v1 --out x --operator retrce", "marginax: did you mean 'retrace'?"),
+        ("show chain --disount 0.9", "--discount"),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_nearest_right_one(words, hint, capsys):
+    assert main(words.split()) == 2
+    assert hint in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))
 def test_every_command_explains_itself(command, capsys):
     assert main([command, "--help"]) == 0
     assert f"marginax {command}" in capsys.readouterr().out
+
+
+def test_help_imports_nothing_heavy():
+    """`--help`, in one process that must end without the packages that take long to import."""
+    script = """
+import sys
+from marginax.cli import main
+for words in (["reproduce"], ["reproduce", "chain"], ["show"]):
+    assert main([*words, "--help"]) == 0
+heavy = ("jax", "equinox", "optax", "scipy", "matplotlib", "jinja2", "gymnasium", "pyarrow")
+loaded = [name for name in heavy if name in sys.modules]
+assert not loaded, loaded
+"""
+    run("-c", script)
+
+
+def test_the_first_interrupt_ends_a_command_with_130():
+    """Ctrl-C while the main thread is in compiled code that does not let Python in."""
+    script = """
+import sys, time
+from marginax import cli
+from marginax.experiments import command
+def busy(problem: str) -> None:
+    '''Stays away from the interpreter.'''
+    print("busy", flush=True)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        time.sleep(60)
+command.show = busy
+sys.argv = ["marginax", "show", "--problem", "chain"]
+sys.exit(cli.main())
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "busy\n"
+    begin = time.monotonic()
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+    assert time.monotonic() - begin < 20  # two seconds on an idle machine

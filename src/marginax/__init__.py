@@ -13,37 +13,28 @@ True
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from marginax import mdp, operators, policies, traces
-from marginax.mdp import TabularMDP
-from marginax.operators import Operator, marginalized, marginalized_vtrace, multi_step, one_step, vtrace
-
 if TYPE_CHECKING:
     from marginax import (
         deep,
         learning,
         linear_programs,
+        mdp,
         offline,
+        operators,
+        policies,
         problems,
+        report,
         simulators,
+        statistics,
         targets,
+        traces,
         trajectories,
         weights,
     )
+    from marginax.mdp import TabularMDP
+    from marginax.operators import Operator, marginalized, marginalized_vtrace, multi_step, one_step, vtrace
 
 __version__ = "0.1.0"
-
-# Loaded on first use: they need JAX, HiGHS or an optional dependency, and `import marginax` should stay quick.
-_LAZY = (
-    "deep",
-    "learning",
-    "linear_programs",
-    "offline",
-    "problems",
-    "simulators",
-    "targets",
-    "trajectories",
-    "weights",
-)
 
 __all__ = [
     "Operator",
@@ -61,7 +52,9 @@ __all__ = [
     "operators",
     "policies",
     "problems",
+    "report",
     "simulators",
+    "statistics",
     "targets",
     "traces",
     "trajectories",
@@ -70,10 +63,21 @@ __all__ = [
 ]
 
 
+_FROM = {
+    "TabularMDP": "mdp",
+    **dict.fromkeys(
+        ("Operator", "marginalized", "marginalized_vtrace", "multi_step", "one_step", "vtrace"), "operators"
+    ),
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return importlib.import_module(f"marginax.{name}")
-    raise AttributeError(f"module 'marginax' has no attribute {name!r}")
+    """Rooms and names are loaded on first use, so that `import marginax` costs nothing."""
+    if name not in __all__:
+        raise AttributeError(f"module 'marginax' has no attribute {name!r}")
+    if name in _FROM:
+        return getattr(importlib.import_module(f"marginax.{_FROM[name]}"), name)
+    return importlib.import_module(f"marginax.{name}")
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,6 @@
 """Checks of what users pass in: each raises a ``ValueError`` that names the argument, the place and the value."""
 
+import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -136,6 +137,16 @@ def index(name: str, value: Any, size: int) -> int:
     if result >= size:
         raise ValueError(f"{name} must lie in range({size}), got {value}")
     return result
+
+
+def choice(name: str, value: str, choices: Iterable[str]) -> str:
+    """Returns ``value`` if it is one of ``choices``, and else names the nearest of them."""
+    known = list(choices)
+    if value in known:
+        return value
+    near = difflib.get_close_matches(value, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}{hint}")
 
 
 def ratio(pi: FloatArray, mu: FloatArray) -> FloatArray:

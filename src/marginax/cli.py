@@ -1,7 +1,17 @@
 """The command line: ``marginax COMMAND …``. Each command lives in its room and is loaded only when asked for."""
 
+import contextlib
+import difflib
+import functools
 import importlib
+import io
+import os
+import re
+import signal
+import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +31,8 @@ COMMANDS = {
     "evaluate": ("marginax.offline.command:evaluate", "say what a policy is worth, from logged data"),
     "explore": ("marginax.explorer.command:explore", "see weights, rates and noise move, in the browser"),
 }
+INTERRUPTED = 130
+_PATIENCE = 1.5  # seconds after Ctrl-C that a command has to end by itself
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,13 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the words after ``marginax``; those of the process when omitted.
 
-    Returns:
-        The exit status.
-
-    Example:
-        >>> main(["--version"])
-        marginax 0.1.0
-        0
+    >>> main(["--version"])
+    marginax 0.1.0
+    0
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
@@ -44,37 +52,104 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] in ("-V", "--version"):
         print(f"marginax {marginax.__version__}")
         return 0
-    if words[0] not in COMMANDS:
-        return _fail(f"unknown command {words[0]!r}: choose one of {', '.join(COMMANDS)}")
+    if arguments is None:
+        _end_soon_after_interrupt()
     try:
         return _run(words[0], words[1:])
     except KeyboardInterrupt:
-        return _fail("interrupted", status=130)
+        _fail("interrupted")
+        if arguments is None:  # threads that still compute would keep the interpreter from ending
+            _exit()
+        return INTERRUPTED
     except (ValueError, OSError, RuntimeError, ImportError, MemoryError) as error:
         return _fail(str(error) or type(error).__name__)
 
 
 def _run(command: str, words: list[str]) -> int:
-    if command == "reproduce" and words[:1] == ["control"]:  # long training runs, with settings of their own
-        return _load("marginax.experiments.control:main")(words[1:])
-    import tyro
-
-    function = _load(COMMANDS[command][0])
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(COMMANDS)}"
+        return _fail(f"unknown command {command!r}; {hint}")
+    module, name = COMMANDS[command][0].split(":")
+    function = getattr(importlib.import_module(module), name)
+    program = f"marginax {command}"
+    if command == "reproduce" and words[:1] == ["control"]:
+        return importlib.import_module("marginax.experiments.control").main(words[1:])
+    if command == "reproduce":  # its flags depend on the experiment
+        program, function, words = function(words)
     try:
-        status = tyro.cli(function, prog=f"marginax {command}", args=words)
+        call = _parse(function, program, words)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2 if stop.code else 0
+    status = call()
     return status if isinstance(status, int) else 0
 
 
-def _load(address: str) -> Callable[..., Any]:
-    module, name = address.split(":")
-    return getattr(importlib.import_module(module), name)
+def _parse(function: Callable[..., Any], program: str, words: list[str]) -> Callable[[], Any]:
+    """The call that the words ask for; prints help or mistakes and raises `SystemExit` instead where there are any."""
+    import tyro
+
+    @functools.wraps(function)
+    def later(*arguments: Any, **options: Any) -> Callable[[], Any]:
+        return functools.partial(function, *arguments, **options)
+
+    mistakes = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(mistakes):
+            return tyro.cli(
+                later, prog=program, args=words, config=(tyro.conf.PositionalMetavarFromFieldName,)
+            )
+    finally:
+        text = mistakes.getvalue()
+        sys.stderr.write(text)
+        if near := _nearest_choice(text):
+            _fail(f"did you mean {near!r}?")
 
 
-def _fail(sentence: str, status: int = 2) -> int:
+def _nearest_choice(text: str) -> str | None:
+    """The choice nearest to the one that tyro refused, if its message names one."""
+    flat = " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
+    found = re.search(r"invalid choice '(.*?)' for argument .* Expected one of \((.*?)\)", flat)
+    if found is None:
+        return None
+    return next(iter(difflib.get_close_matches(found[1], re.findall(r"'(.*?)'", found[2]), n=1)), None)
+
+
+def _end_soon_after_interrupt() -> None:
+    """Ends the process soon after Ctrl-C even while compiled code holds the main thread.
+
+    Python raises `KeyboardInterrupt` between two of its own instructions, and a compilation may keep it from the next
+    one for minutes. Files are written whole or not at all, so that ending at any moment loses nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    ours, signals = socket.socketpair()
+    signals.setblocking(False)
+    signal.set_wakeup_fd(signals.fileno())
+
+    def watch() -> None:
+        while signal.SIGINT not in ours.recv(64):
+            pass
+        time.sleep(_PATIENCE)
+        _exit()
+
+    threading.Thread(target=watch, daemon=True).start()
+    _KEPT.append(signals)
+
+
+_KEPT: list[socket.socket] = []
+
+
+def _exit() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(INTERRUPTED)
+
+
+def _fail(sentence: str) -> int:
     print(f"marginax: {sentence}", file=sys.stderr)
-    return status
+    return 2
 
 
 def _help() -> str:

@@ -10,14 +10,9 @@ import pytest
 from marginax import cli, learning, problems, report, traces
 from marginax.experiments import command, measures
 from marginax.experiments.chain import METHODS, Chain
-from marginax.experiments.open_world import OpenWorld
-from marginax.experiments.policy_iteration import PolicyIteration
-from marginax.experiments.theory import Theory
-from marginax.experiments.variance import Variance
-from marginax.experiments.weights import Weights
 
 SMALL = {
-    "chain": "--iterations 60 --actions 2 --horizon 3 --off-policy 0 0.7 --noise 0.1 --truncation 1 2",
+    "chain": "--iterations 60 --actions 2 --horizon 3 --off-policy 0 0.7 --noise 0.1 --clip 1 2",
     "open-world": "--size 3 --iterations 20 --horizon 30 --no-family",
     "weights": "--size 3 --trajectories 20 --horizon 30",
     "policy-iteration": "--size 3 --iterations 20 --horizon 30",
@@ -51,10 +46,11 @@ def test_an_experiment_leaves_figures_data_and_claims(results, name):
         assert all(len(row) == len(header) for row in rows)
     assert section.settings["seeds"] == 3
     assert "jax" in section.versions
-    for claim in section.claims:
+    for claim in section.claims:  # the verdict is what interval and bounds say: see tests/report
         low, high = claim.interval.low, claim.interval.high
         assert np.isnan(low) or low <= high
-        assert claim.verdict in ("reproduced", "not reproduced", "cannot be decided")
+        assert claim.measure
+    assert all(figure.finding.endswith(".") for figure in section.figures)
 
 
 def test_the_report_shows_all_of_them(results):
@@ -64,7 +60,11 @@ def test_the_report_shows_all_of_them(results):
     assert text.count("data:image/png;base64,") == 7
     assert not re.search(r'(src|href)="(?!data:|#)', text)
     with (results / "claims.csv").open() as file:
-        assert len(list(csv.reader(file))) == 1 + text.count('data-label="Effect"')
+        claims = list(csv.DictReader(file))
+    main = [c for name in SMALL for c in report.load_section(results / name).claims if c.main]
+    assert len(claims) + len(main) == text.count('data-label="Effect"')
+    assert not any("$" in cell for row in claims for cell in row.values())
+    assert len(main) == 5
 
 
 def test_a_second_run_finds_everything_finished(results, capsys):
@@ -79,7 +79,7 @@ def test_curves_in_the_csv_are_those_of_the_library(results):
     """One number of the chain's CSV, learned again by hand."""
     with (results / "chain" / "chain.csv").open() as file:
         rows = list(csv.DictReader(file))
-    wanted = ("truncation", "2", "retrace", "60")
+    wanted = ("clip", "2", "retrace", "60")
     row = next(r for r in rows if (r["panel"], r["value"], r["operator"], r["iteration"]) == wanted)
     problem = problems.chain(3, 2, 0.0, 0.1)
     stream = measures.streams(problem, range(3), 60, 3)
@@ -88,28 +88,57 @@ def test_curves_in_the_csv_are_those_of_the_library(results):
     assert float(row["mean"]) == pytest.approx(float(error), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "kind", [Chain, OpenWorld, Weights, PolicyIteration, Variance, Theory], ids=lambda kind: kind.name
-)
-def test_quick_is_smaller_and_the_default_is_the_papers(kind):
-    default, quick = kind(), kind().quick()
-    assert quick.seeds < default.seeds
-    if kind in (Chain, OpenWorld, Variance):
+@pytest.mark.parametrize("name", command.EXPERIMENTS)
+def test_quick_is_smaller_and_the_default_is_the_papers(name):
+    default = command.load(name)()
+    assert default.name == name
+    assert default.quick().seeds < default.seeds
+    if name in ("chain", "open-world", "variance"):
         assert default.seeds == 100
-    if kind is PolicyIteration:
+    if name == "policy-iteration":
         assert default.seeds == 50
     assert json.dumps(default.settings())
 
 
 def test_the_chain_has_the_panels_of_table_1():
-    panels = Chain().panels()
-    assert [each["actions"] for each in panels["actions"]] == [5, 10, 20]
-    assert [each["horizon"] for each in panels["horizon"]] == [10, 20, 30]
-    assert [each["off_policy"] for each in panels["off_policy"]] == [0.0, 0.3, 0.7]
-    assert [each["noise"] for each in panels["noise"]] == [0.1, 0.5, 1.0]
-    assert [each["truncation"] for each in panels["truncation"]] == [1.0, 2.0, 5.0]
+    panels = {name: [] for name, _ in Chain().curves()}
+    for (name, _), setting in Chain().curves().items():
+        panels[name].append(setting[name])
+    assert panels["actions"] == [5, 10, 20]
+    assert panels["horizon"] == [10, 20, 30]
+    assert panels["off_policy"] == [0.0, 0.3, 0.7]
+    assert panels["noise"] == [0.1, 0.5, 1.0]
+    assert panels["clip"] == [1.0, 2.0, 5.0]
+    assert [part.label for part in Chain().parts()][:3] == ["default", "actions-10", "actions-20"]
     assert len(Chain().parts()) == 11
     assert METHODS[:3] == ("one-step", "retrace", "marginalized-monte-carlo")
+
+
+def test_the_experiment_may_stand_after_the_flags(tmp_path):
+    program, _, rest = command.reproduce(["--quick", "theory", "--seeds", "3"])
+    assert (program, rest) == ("marginax reproduce theory", ["--quick", "--seeds", "3"])
+    program, _, rest = command.reproduce(["--out", "chain"])  # a folder of that name
+    assert rest == ["--out", "chain"]
+
+
+def test_the_claims_end_the_run_in_a_few_lines(capsys):
+    claims = [
+        report.claim(
+            rf"claim {k} at $\bar c$ = 1", "here", "mean", np.mean, np.full(3, k), low=3, main=k == 7
+        )
+        for k in range(9)
+    ]
+    command.print_claims(claims)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "9 claims: 6 reproduced, 3 not reproduced"
+    assert [line[:9] for line in lines[1:]] == [
+        "✓ claim 7",
+        "✗ claim 0",
+        "✗ claim 1",
+        "✗ claim 2",
+        "✓ claim 3",
+    ]
+    assert lines[1].endswith("at c̄ = 1: 7 [7, 7]")
 
 
 @pytest.mark.parametrize(
@@ -117,9 +146,9 @@ def test_the_chain_has_the_panels_of_table_1():
     [
         ("reproduce nothing", "nothing"),
         ("reproduce chain --iterations 0", "iterations must be at least 10"),
-        ("reproduce chain --truncation 1 2 3 4", "truncation must have one to three values"),
+        ("reproduce chain --clip 1 2 3 4", "clip must have one to three values"),
         ("reproduce chain --off-policy 2", "beta"),
-        ("reproduce open-world --clips 2 1", "clips must be two increasing"),
+        ("reproduce open-world --clip 2 1", "clip must be two increasing"),
         ("reproduce weights --size 1", "size of at least 3"),
         ("reproduce policy-iteration --iterations 1", "at least 10 iterations"),
         ("reproduce variance --trajectories 1", "trajectories must be at least 10"),

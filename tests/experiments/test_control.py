@@ -114,14 +114,12 @@ def test_verdicts_follow_from_the_data():
         "retrace": made_up(120),
         "marginalized-regression": made_up(80, noise=5.0, variance=0.5),
     }
-    verdicts = {
-        (c.text.split()[0], c.measure.split(":")[0]): c.verdict for c in _claims("task", found, "command")
-    }
+    verdicts = {(c.text.split()[0], c.measure.split(":")[0]): c.verdict for c in _claims("task", found)}
     assert verdicts["Multi-step", "final return"] == "reproduced"
     assert verdicts["Marginalized", "area under the curve"] == "not reproduced"
     assert verdicts["Variations", next(k[1] for k in verdicts if k[0] == "Variations")] == "reproduced"
-    lower = [c for c in _claims("task", found, "command") if "lower variance" in c.text]
-    np.testing.assert_allclose(lower[0].interval.effect, np.log(0.5))
+    lower = [c for c in _claims("task", found) if "lower variance" in c.text]
+    np.testing.assert_allclose(lower[0].effect, np.log(0.5))
     assert lower[0].verdict == "reproduced"
 
 
@@ -138,8 +136,8 @@ def test_runs_of_other_lengths_and_seeds_are_compared_where_they_overlap():
     long = [{**row, "seed": s, "step": t} for s in range(4) for t in (10, 20)]
     short = [{**row, "operator": "retrace", "seed": s, "return": 150.0, "step": 10} for s in range(1, 4)]
     long = [{**r, "return": 1000.0} if r["seed"] == 0 or r["step"] == 20 else r for r in long]
-    claims = _claims("task", curves([*long, *short]), "command")
-    np.testing.assert_allclose([c.interval.effect for c in claims], 0.5)
+    claims = _claims("task", curves([*long, *short]))
+    np.testing.assert_allclose([c.effect for c in claims], 0.5)
 
 
 def test_the_report_can_be_made_from_an_unfinished_run(tmp_path, capsys):

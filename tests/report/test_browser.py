@@ -3,8 +3,8 @@
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from marginax import report
 
@@ -15,15 +15,16 @@ BROWSER = next(
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_the_page_opens_without_a_word_on_the_console(tmp_path):
-    report.save_figure(Figure(figsize=(2, 1)), tmp_path, "picture")
-    effect = report.Interval(0.5, 0.4, 0.6)
+    with report.panels(tmp_path, "picture", (2, 1)):
+        pass
+    claim = report.claim(r"it is so at $\bar c = 2$", "Figure 1", "ratio", np.mean, np.ones(3), low=0.0)
     section = report.Section(
         "chain",
         "The chain",
         text=("Some `code`.",),
         figures=(report.Figure("picture", "A caption"),),
         tables=(report.Table("Numbers", ("a", "b"), ((1, 2.5),)),),
-        claims=(report.Claim("it is so", "Figure 1", "ratio", effect, "reproduced", "marginax"),),
+        claims=(claim,),
     )
     page = tmp_path / "report.html"
     report.write_page(page, "A report", [(tmp_path, section)])

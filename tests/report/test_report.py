@@ -1,41 +1,37 @@
-"""The report: files that are whole or absent, sections that survive the disk, a page on its own."""
+"""The report: sections that survive the disk, styles that tell operators apart, a page on its own."""
 
 import html.parser
 import json
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from marginax import report
 from marginax._files import write_csv
+from marginax.statistics import Interval
 
-
-def figure(folder, name="picture"):
-    with report.plot_style():
-        fig = Figure(figsize=(2, 1))
-        fig.subplots().plot([0, 1], [0, 1])
-        report.save_figure(fig, folder, name)
+CLAIM = report.Claim(
+    r"faster <than> `Retrace` at $\bar c = 2$",
+    "Fig. 1",
+    "ratio",
+    0.5,
+    Interval(0.4, 0.6),
+    "reproduced",
+    main=True,
+)
 
 
 def section(folder, **changes):
-    figure(folder)
+    with report.panels(folder, "picture", (2, 1)) as (_, axes):
+        axes[0, 0].plot([0, 1], [0, 1])
     write_csv(folder / "data.csv", ["x"], [[1.5]])
-    claim = report.Claim(
-        "faster <than> `Retrace`",
-        "Fig. 1",
-        "ratio",
-        report.Interval(0.5, 0.4, 0.6),
-        "reproduced",
-        "marginax reproduce chain",
-    )
     fields = {
         "name": "chain",
         "title": "Chain",
         "text": ("One & two.",),
-        "figures": (report.Figure("picture", "A caption", "A line"),),
+        "figures": (report.Figure("picture", "A caption", "A line", "It rises."),),
         "tables": (report.Table("Rates", ("c", "rate"), ((1.0, 0.123456), ("two", None))),),
-        "claims": (claim,),
+        "claims": (CLAIM,),
         "data": ("data.csv",),
         "settings": {"seeds": 3},
         "command": "marginax reproduce chain",
@@ -48,16 +44,32 @@ def test_a_section_read_back_is_the_section_saved(tmp_path):
     saved = section(tmp_path)
     report.save_section(tmp_path, saved)
     assert report.load_section(tmp_path) == saved
+    raw = json.loads((tmp_path / "result.json").read_text())
+    assert raw["claims"][0]["interval"] == {"low": 0.4, "high": 0.6, "level": 0.95}
 
 
-def test_a_folder_without_a_finished_result_has_none(tmp_path):
+def test_a_folder_without_a_finished_result_of_this_format_has_none(tmp_path):
+    assert report.load_section(tmp_path) is None
+    report.save_section(tmp_path, section(tmp_path))
+    other = json.loads((tmp_path / "result.json").read_text())
+    from marginax._files import save_json
+
+    save_json(tmp_path / "result.json", {**{k: v for k, v in other.items() if k != "sha256"}, "format": 1})
     assert report.load_section(tmp_path) is None
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": 99}', '{"format": 1, "name": "x"}', "\x00\xff"])
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 2, "name": "x"}', "\x00\xff"])
 def test_a_damaged_result_is_named(tmp_path, text):
     (tmp_path / "result.json").write_text(text, encoding="latin-1")
     with pytest.raises(ValueError, match=r"result\.json.*damaged"):
+        report.load_section(tmp_path)
+
+
+def test_a_changed_byte_is_noticed(tmp_path):
+    report.save_section(tmp_path, section(tmp_path))
+    path = tmp_path / "result.json"
+    path.write_text(path.read_text().replace("0.4", "0.5"))
+    with pytest.raises(ValueError, match=r"result\.json.*damaged.*remove it to compute it again"):
         report.load_section(tmp_path)
 
 
@@ -69,33 +81,24 @@ def test_a_result_whose_figure_is_gone_is_damaged(tmp_path):
 
 
 def test_a_section_cannot_be_saved_before_its_files(tmp_path):
-    saved = section(tmp_path, data=("nothing.csv",))
     with pytest.raises(FileNotFoundError, match=r"nothing\.csv"):
-        report.save_section(tmp_path, saved)
+        report.save_section(tmp_path, section(tmp_path, data=("nothing.csv",)))
 
 
-def test_bootstrap_interval_covers_a_mean():
-    rng = np.random.default_rng(1)
-    hits = 0
-    for repetition in range(200):
-        interval = report.bootstrap(lambda x: x.mean(1), rng.normal(size=60), resamples=400, seed=repetition)
-        hits += interval.low <= 0 <= interval.high
-    assert 180 <= hits <= 199
+def test_verdicts_follow_from_the_interval():
+    noise = np.random.default_rng(0).normal(size=50)
+    assert report.claim("", "", "", np.mean, noise + 5, low=0).verdict == "reproduced"
+    assert report.claim("", "", "", np.mean, noise + 5, high=0).verdict == "not reproduced"
+    assert report.claim("", "", "", np.mean, noise, high=0).verdict == "cannot be decided"
+    assert report.claim("", "", "", lambda x: np.log(-x.mean()), noise + 5).verdict == "cannot be decided"
+    assert report.verdict(Interval(np.nan, np.nan), low=0) == "cannot be decided"
 
 
-def test_bootstrap_is_paired():
-    noise = np.random.default_rng(2).normal(size=50)
-    interval = report.bootstrap(lambda x, y: (x - y).mean(1), noise + 1, noise)
-    assert interval.high - interval.low < 1e-12
-
-
-def test_bootstrap_refuses_samples_of_different_length():
-    with pytest.raises(ValueError, match="same, non-zero number of seeds"):
-        report.bootstrap(lambda x, y: x.mean(1) - y.mean(1), np.zeros(3), np.zeros(4))
-
-
-def test_verdict_of_an_infinite_interval_is_undecided():
-    assert report.verdict(report.Interval(np.nan, np.nan, np.nan), low=0) == "cannot be decided"
+def test_every_operator_has_a_colour_and_a_marker_of_its_own():
+    for kind in ("label", "colour", "marker"):
+        assert len({getattr(style, kind) for style in report.OPERATORS.values()}) == len(report.OPERATORS)
+    varied = report.operator_style("marginalized-regression, decay 0.9")
+    assert varied.colour == report.operator_style("marginalized-regression").colour
 
 
 class Reader(html.parser.HTMLParser):
@@ -128,13 +131,12 @@ def test_the_page_is_well_formed_and_self_contained(tmp_path):
     assert reader.open == []
     assert all(link.startswith(("data:", "#")) for link in reader.links)
     assert {link[1:] for link in reader.links if link.startswith("#")} <= reader.ids
-    assert "faster &lt;than&gt; <code>Retrace</code>" in text
+    assert "faster &lt;than&gt; <code>Retrace</code> at <math" in text
+    assert (
+        text.index("It rises.") < text.index("<img") < text.index("A caption") < text.index("One &amp; two")
+    )
+    assert text.index("What matters most") < text.index("<h2>Chain</h2>")
+    assert text.count("marginax reproduce chain") == 2  # once per section
     assert "0.5 [0.4, 0.6]" in text
     assert "0.123" in text
     assert "0.123456" not in text
-
-
-def test_result_json_is_plain_json(tmp_path):
-    report.save_section(tmp_path, section(tmp_path))
-    raw = json.loads((tmp_path / "result.json").read_text())
-    assert raw["claims"][0]["interval"] == {"effect": 0.5, "low": 0.4, "high": 0.6}

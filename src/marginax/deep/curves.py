@@ -134,7 +134,7 @@ def draw(curves: Sequence[Curve], folder: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
     from marginax._files import write_csv
-    from marginax.report.style import operator_style, plot_style, save_figure
+    from marginax.report import operator_style, plot_style, save_figure
 
     simulators = list(dict.fromkeys(curve.simulator for curve in curves))
     rows: list[list[Any]] = []

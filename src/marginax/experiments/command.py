@@ -1,102 +1,150 @@
-"""`marginax reproduce` and `marginax show`."""
+"""`marginax reproduce` and `marginax show`. Nothing heavy is imported before the words are parsed."""
 
 import dataclasses
+import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import rich.console
-import rich.table
 import tyro
 
-from marginax import operators, policies, problems, report, traces
+import marginax as mx
+from marginax import report
+from marginax._checks import choice
 from marginax._files import write_csv
 from marginax.experiments import runner
-from marginax.experiments.chain import Chain
-from marginax.experiments.open_world import OpenWorld
-from marginax.experiments.policy_iteration import PolicyIteration
 from marginax.experiments.runner import Experiment
-from marginax.experiments.theory import Theory
-from marginax.experiments.variance import Variance
-from marginax.experiments.weights import Weights
 
-TABULAR: tuple[type[Experiment], ...] = (Chain, OpenWorld, Weights, PolicyIteration, Variance, Theory)
-ORDER = (*(experiment.name for experiment in TABULAR), "control")
+EXPERIMENTS = {
+    "chain": ("chain:Chain", "Figure 1: errors on the chain"),
+    "open-world": ("open_world:OpenWorld", "Figure 2: values and errors on the Open World"),
+    "weights": ("weights:Weights", "Figure 6: TD weights from four corners"),
+    "policy-iteration": ("policy_iteration:PolicyIteration", "Figure 5: soft and hard policy iteration"),
+    "variance": ("variance:Variance", "Figure 4: variances of four estimates"),
+    "theory": ("theory:Theory", "Sections 2 and 3: contraction rates"),
+}
+"""Every experiment: a class in this room (loaded when chosen) and what it is. It runs with `all` if it is in TABULAR."""
+TABULAR = ("chain", "open-world", "weights", "policy-iteration", "variance", "theory")
+MARKS = {"reproduced": "[green]✓[/]", "not reproduced": "[red]✗[/]", "cannot be decided": "[yellow]?[/]"}
 
 
 @dataclasses.dataclass(frozen=True)
-class All:
-    """All tabular experiments (the default)."""
+class Options:
+    """Flags of every experiment; what is omitted is the experiment's own."""
+
+    seeds: int | None = None
+    """Number of seeds; by default the paper's (100, and 50 for policy iteration)."""
+    out: Path = Path("out")
+    """Folder for the results."""
+    quick: bool = False
+    """A first look in less than a minute: few seeds, short curves."""
+    discount: float | None = None
+    """γ; by default 0.99."""
+    seed: int | None = None
+    """First of the seeds; by default 0."""
+    workers: int = 2
+    """Parts that are computed side by side."""
+
+    def __post_init__(self) -> None:
+        if self.seeds is not None and self.seeds < 2:
+            raise ValueError(f"--seeds must be at least 2 for intervals over seeds, got {self.seeds}")
+        if self.workers < 1:
+            raise ValueError(f"--workers must be at least 1, got {self.workers}")
+        if self.discount is not None and not 0 < self.discount < 1:
+            raise ValueError(f"--discount must lie between 0 and 1, got {self.discount}")
+
+    def applied(self, experiment: Experiment) -> Experiment:
+        """The experiment with the flags that were given."""
+        if self.quick:
+            experiment = experiment.quick()
+        given = {name: getattr(self, name) for name in ("seeds", "discount", "seed")}
+        return dataclasses.replace(experiment, **{k: v for k, v in given.items() if v is not None})
 
 
-Choice = Annotated[
-    Annotated[All, tyro.conf.subcommand("all", prefix_name=False)]
-    | Annotated[Chain, tyro.conf.subcommand("chain", prefix_name=False)]
-    | Annotated[OpenWorld, tyro.conf.subcommand("open-world", prefix_name=False)]
-    | Annotated[Weights, tyro.conf.subcommand("weights", prefix_name=False)]
-    | Annotated[PolicyIteration, tyro.conf.subcommand("policy-iteration", prefix_name=False)]
-    | Annotated[Variance, tyro.conf.subcommand("variance", prefix_name=False)]
-    | Annotated[Theory, tyro.conf.subcommand("theory", prefix_name=False)],
-    tyro.conf.arg(name=""),
-]
+def reproduce(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
+    """Program name, function and remaining words of `marginax reproduce [EXPERIMENT] …`, for `cli` to parse."""
+    place = next(
+        (i for i, word in enumerate(words) if word[:1] != "-" and (i == 0 or word in EXPERIMENTS)), None
+    )
+    if place is not None and place > 0 and words[place - 1] == "--out":
+        place = None
+    name = "all" if place is None else choice("EXPERIMENT", words[place], ["all", *EXPERIMENTS])
+    rest = [word for i, word in enumerate(words) if i != place]
+    if name == "all":
+        return "marginax reproduce [EXPERIMENT]", _reproduce_all, rest
+    kind = load(name)
+    default = kind()
+
+    def one(
+        experiment: Annotated[kind, tyro.conf.arg(name="")] = default,  # type: ignore[valid-type]
+        options: Annotated[Options, tyro.conf.arg(name="")] = Options(),  # noqa: B008
+    ) -> None:
+        _reproduce([options.applied(experiment)], options)
+
+    one.__doc__ = kind.__doc__
+    return f"marginax reproduce {name}", one, rest
 
 
-@tyro.conf.configure(tyro.conf.CascadeSubcommandArgs)
-def reproduce(
-    experiment: Choice = All(),  # noqa: B008
-    *,
-    seeds: int | None = None,
-    out: Path = Path("out"),
-    quick: bool = False,
-    discount: float = 0.99,
-    seed: int = 0,
-    workers: int = 2,
-) -> None:
-    """Runs the paper's experiments and writes figures, data and a report.
+def _reproduce_all(options: Annotated[Options, tyro.conf.arg(name="")] = Options()) -> None:  # noqa: B008
+    _reproduce([options.applied(load(name)()) for name in TABULAR], options)
 
-    Results go to one folder an experiment, and report.html shows all that are there. What is finished is kept: the
-    same command carries on after an interruption, and computes again only what its settings have changed. Figure 3
-    is `marginax reproduce control`, which has flags of its own.
 
-    Args:
-        experiment: which; all tabular ones when omitted.
-        seeds: number of seeds; when omitted that of the paper (100, and 50 for policy iteration).
-        out: folder for the results.
-        quick: a first look in less than a minute: few seeds, short curves.
-        discount: γ.
-        seed: first of the seeds.
-        workers: parts computed side by side.
-    """
-    if seeds is not None and seeds < 2:
-        raise ValueError(f"--seeds must be at least 2 for intervals over seeds, got {seeds}")
-    if workers < 1:
-        raise ValueError(f"--workers must be at least 1, got {workers}")
-    if not 0 < discount < 1:
-        raise ValueError(f"--discount must lie between 0 and 1, got {discount}")
-    chosen = [kind() for kind in TABULAR] if isinstance(experiment, All) else [experiment]
-    if quick:
-        chosen = [each.quick() for each in chosen]
-    changes: dict[str, Any] = {"discount": discount, "seed": seed}
-    if seeds is not None:
-        changes["seeds"] = seeds
-    chosen = [dataclasses.replace(each, **changes) for each in chosen]
+_reproduce_all.__doc__ = "\n".join(
+    [
+        "Runs the paper's experiments and writes figures, data and a report.",
+        "",
+        "Results go to one folder per experiment, and report.html shows all that are there. What is finished is kept: the "
+        "same command carries on after an interruption, and computes again only what has changed.",
+        "",
+        "EXPERIMENT is one of these, or all tabular ones when omitted; each has more flags (marginax reproduce chain "
+        "--help):",
+        "",
+        *(f"  {name}: {summary}" for name, (_, summary) in EXPERIMENTS.items()),
+    ]
+)
+
+
+def load(name: str) -> type[Experiment]:
+    """The class of an experiment."""
+    module, kind = EXPERIMENTS[name][0].split(":")
+    return getattr(importlib.import_module(f"marginax.experiments.{module}"), kind)
+
+
+def _reproduce(experiments: list[Experiment], options: Options) -> None:
     console = rich.console.Console(stderr=True)
     try:
-        runner.run(chosen, out, workers=workers, console=console)
+        sections = runner.run(experiments, options.out, workers=options.workers, console=console)
     except KeyboardInterrupt:
         console.print("stopped; what is finished is kept, and the same command carries on")
         raise
-    path = write_report(out)
+    path = write_report(options.out)
+    print_claims([claim for section in sections for claim in section.claims])
     console.print(f"[green]✓[/] {path}", highlight=False)
 
 
+def print_claims(claims: list[report.Claim], lines: int = 5) -> None:
+    """Prints how many claims hold, and those that matter most, what failed included."""
+    console = rich.console.Console()
+    failed = [claim for claim in claims if claim.verdict != "reproduced"]
+    shown = list(dict.fromkeys([*(claim for claim in claims if claim.main), *failed, *claims]))[:lines]
+    console.print(f"{len(claims)} claims: {report.count_verdicts(claims)}", highlight=False)
+    for claim in shown:
+        text = f"{report.plain(claim.text)}: {claim.numbers.replace('[', chr(92) + '[')}"
+        console.print(f"{MARKS[claim.verdict]} {text}", highlight=False, soft_wrap=True)
+
+
 def write_report(out: Path) -> Path:
-    """Writes `report.html` from all finished results below a folder, and returns its path."""
-    sections = runner.sections_on_disk(out, ORDER)
-    claims = [claim for _, section in sections for claim in section.claims]
+    """Writes `report.html` and `claims.csv` from all finished results below a folder, and returns the page's path."""
+    sections = runner.sections_on_disk(out, EXPERIMENTS)
     columns = ("claim", "where", "measured", "effect", "low", "high", "verdict", "command")
     rows = [
-        (c.text, c.where, c.measure, c.interval.effect, c.interval.low, c.interval.high, c.verdict, c.command)
-        for c in claims
+        (
+            *(report.plain(text) for text in (c.text, c.where, c.measure)),
+            *(c.effect, c.interval.low, c.interval.high, c.verdict, section.command),
+        )
+        for _, section in sections
+        for c in section.claims
     ]
     write_csv(out / "claims.csv", columns, rows)
     report.write_page(
@@ -104,8 +152,8 @@ def write_report(out: Path) -> Path:
         "Marginalized operators: the paper's experiments",
         sections,
         lead=(
-            "Every experiment of *Marginalized Operators for Off-policy Reinforcement Learning* (Tang, Rowland, Munos "
-            "and Valko, AISTATS 2022) that is here, with what its authors claim and what was measured.",
+            "Experiments of *Marginalized Operators for Off-policy Reinforcement Learning* (Tang, Rowland, Munos and "
+            "Valko, AISTATS 2022), with what its authors claim and what was measured.",
         ),
     )
     return out / "report.html"
@@ -126,7 +174,7 @@ def show(
     """Prints contraction rates of every operator on a problem, and the values of its two policies.
 
     Args:
-        problem: which.
+        problem: the problem.
         n: length of the chain, side of the Open World, or states of the garnet.
         actions: actions of the chain or the garnet.
         off_policy: β of the chain's behaviour policy βπ + (1-β) uniform.
@@ -134,45 +182,56 @@ def show(
         discount: γ.
         clip: clips c̄ of Retrace.
         decay: λ of all traces.
-        seed: of the garnet.
+        seed: seed of the garnet.
     """
     if problem == "chain":
-        mdp, pi, mu = problems.chain(n, actions, off_policy, noise, discount)
+        mdp, pi, mu = mx.problems.chain(n, actions, off_policy, noise, discount)
     elif problem == "open-world":
-        mdp, pi, mu = problems.open_world(n, discount)
+        mdp, pi, mu = mx.problems.open_world(n, discount)
     else:
-        mdp, pi, mu = problems.garnet(n, actions, min(3, n), seed=seed, discount=discount)
-    console = rich.console.Console()
-    console.print(f"{mdp!r}", highlight=False)
+        mdp, pi, mu = mx.problems.garnet(n, actions, min(3, n), seed=seed, discount=discount)
+    rich.console.Console().print(f"{mdp!r}", highlight=False)
     used = {
-        "one-step": traces.one_step(pi, mu),
-        "tree backup": traces.tree_backup(pi, mu, decay=decay),
-        "Q(λ)": traces.q_lambda(pi, mu, decay=decay),
-        **{f"Retrace, c̄ = {c:g}": traces.retrace(pi, mu, clip=c, decay=decay) for c in clip},
-        "importance sampling": decay * traces.importance_sampling(pi, mu),
+        "one-step": mx.traces.one_step(pi, mu),
+        "tree backup": mx.traces.tree_backup(pi, mu, decay=decay),
+        "Q(λ)": mx.traces.q_lambda(pi, mu, decay=decay),
+        **{f"Retrace, c̄ = {c:g}": mx.traces.retrace(pi, mu, clip=c, decay=decay) for c in clip},
+        "importance sampling": decay * mx.traces.importance_sampling(pi, mu),
     }
-    table = rich.table.Table(title=f"Contraction rates (λ = {decay:g})", title_justify="left")
-    for column in ("traces", "rate", "at the start", "largest trace", "contracts"):
-        table.add_column(column, justify="left" if column == "traces" else "right")
+    rows = []
     for name, c in used.items():
-        operator = operators.multi_step(mdp, pi, mu, c)
+        operator = mx.multi_step(mdp, pi, mu, c)
         rates = operator.contraction_rates()
         start = float(mdp.initial @ (mu * rates).sum(axis=1))
         contracts = "yes" if operator.is_contractive() else "no"
-        table.add_row(name, f"{rates.max():.6f}", f"{start:.6f}", f"{c.max():g}", contracts)
-    console.print(table)
-    values = rich.table.Table(title="Expected return from the start", title_justify="left")
-    for column in ("policy", "value"):
-        values.add_column(column, justify="left" if column == "policy" else "right")
-    best = policies.greedy(mdp.optimal_values())
-    for name, policy in (("target π", pi), ("behaviour μ", mu), ("best", best)):
-        values.add_row(name, f"{float(mdp.initial @ mdp.v_values(policy)):.6f}")
-    console.print(values)
+        rows.append((name, f"{rates.max():.6f}", f"{start:.6f}", f"{c.max():g}", contracts))
+    _print_table(
+        f"Contraction rates (λ = {decay:g})",
+        ("traces", "rate", "at the start", "largest trace", "contracts"),
+        rows,
+    )
+    best = mx.policies.greedy(mdp.optimal_values())
+    values = (("target π", pi), ("behaviour μ", mu), ("best", best))
+    _print_table(
+        "Expected return from the start",
+        ("policy", "value"),
+        [(name, f"{float(mdp.initial @ mdp.v_values(policy)):.6f}") for name, policy in values],
+    )
     if mdp.num_states <= 30:
-        q_pi = mdp.q_values(pi)
-        each = rich.table.Table(title="Q^π, state by state", title_justify="left")
-        for column in ("state", *(f"a{a}" for a in range(min(mdp.num_actions, 10)))):
-            each.add_column(column, justify="right")
-        for state, row in enumerate(q_pi):
-            each.add_row(str(state), *(f"{value:.4f}" for value in row[:10]))
-        console.print(each)
+        shown = mdp.q_values(pi)[:, :10]
+        _print_table(
+            "Q^π, state by state",
+            ("state", *(f"a{a}" for a in range(shown.shape[1]))),
+            [(str(state), *(f"{value:.4f}" for value in row)) for state, row in enumerate(shown)],
+        )
+
+
+def _print_table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    import rich.table
+
+    table = rich.table.Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left")
+    for row in rows:
+        table.add_row(*row)
+    rich.console.Console().print(table)

@@ -10,8 +10,8 @@ import numpy as np
 
 from marginax import report
 from marginax._files import write_csv
-from marginax.deep.curves import interquartile_mean
 from marginax.experiments.control_settings import Settings, read_metrics
+from marginax.statistics import bootstrap, interquartile_mean
 
 __all__ = ["Curves", "curves", "write"]
 
@@ -86,9 +86,11 @@ def curves(rows: Sequence[dict[str, Any]]) -> dict[str, Curves]:
     return out
 
 
-def _iqm(samples: np.ndarray) -> np.ndarray:
-    """Interquartile mean over seeds of resamples `[B, N]`."""
-    return interquartile_mean(np.moveaxis(samples, 1, 0))
+def _with_interval(values: np.ndarray) -> str:
+    band = bootstrap(values, interquartile_mean)
+    return (
+        f"{report.number(interquartile_mean(values))} [{report.number(band.low)}, {report.number(band.high)}]"
+    )
 
 
 def write(settings: Settings, folder: Path) -> report.Section:
@@ -114,7 +116,7 @@ def write(settings: Settings, folder: Path) -> report.Section:
     summary, claims, hours, seconds = [], [], 0.0, 0.0
     for task, found in tasks.items():
         summary += _table(task, found)
-        claims += _claims(task, found, settings.command)
+        claims += _claims(task, found)
         seconds += max(row["seconds"] for row in metrics[task])  # of all pieces of the run
         agents = sum(len(curve.returns) for curve in found.values())
         hours += agents * int(next(iter(found.values())).steps[-1]) / _SPINNING_UP / 3600
@@ -168,8 +170,8 @@ def _table(task: str, found: dict[str, Curves]) -> list[tuple]:
                 operator,
                 len(curve.returns),
                 int(curve.steps[-1]),
-                str(report.bootstrap(_iqm, curve.final)),
-                str(report.bootstrap(_iqm, curve.area)),
+                _with_interval(curve.final),
+                _with_interval(curve.area),
                 failures,
                 *(float(np.nanmedian(last[n])) for n in ("trace_mean", "weight_mean", "error_variance")),
             )
@@ -177,7 +179,7 @@ def _table(task: str, found: dict[str, Curves]) -> list[tuple]:
     return rows
 
 
-def _claims(task: str, found: dict[str, Curves], command: str) -> list[report.Claim]:
+def _claims(task: str, found: dict[str, Curves]) -> list[report.Claim]:
     """The paper's sentences on Figure 3, and ours on the variance of targets."""
     out = []
     multi = [name for name in found if name.startswith("retrace")]
@@ -189,13 +191,12 @@ def _claims(task: str, found: dict[str, Curves], command: str) -> list[report.Cl
             if "one-step" in found:
                 effect = _gain(found[name], found["one-step"], what)
                 out.append(
-                    report.Claim(
+                    report.claim(
                         "Multi-step updates outperform or perform similarly as the one-step update",
                         f"Figure 3, {task}",
                         f"{measure}: ({name} - one-step) / one-step; similar: not 10% worse",
-                        effect,
-                        report.verdict(effect, low=-0.1),
-                        command,
+                        *effect,
+                        low=-0.1,
                     )
                 )
         for name in marginalized:
@@ -203,59 +204,56 @@ def _claims(task: str, found: dict[str, Curves], command: str) -> list[report.Cl
                 effect = _gain(found[name], found[other], what)
                 vanilla = "the one-step update" if other == "one-step" else "the vanilla multi-step update"
                 out.append(
-                    report.Claim(
+                    report.claim(
                         f"Marginalized updates provide further gains over {vanilla}",
                         f"Figure 3, {task}",
                         f"{measure}: ({name} - {other}) / {other}",
-                        effect,
-                        report.verdict(effect, low=0.0),
-                        command,
+                        *effect,
+                        low=0.0,
                     )
                 )
     for name in marginalized:
         for other in multi:
             effect = _spread_ratio(found[name], found[other])
             out.append(
-                report.Claim(
+                report.claim(
                     "Variations across seeds are relatively large with learned TD weights",
                     f"Figure 3, {task}",
                     f"log of the ratio of the seeds' standard deviations of the final return, {name} over {other}",
-                    effect,
-                    report.verdict(effect, low=0.0),
-                    command,
+                    *effect,
+                    low=0.0,
                 )
             )
         if "error_variance_retrace" in found[name].diagnostics:
             effect = _variance_ratio(found[name], "retrace")
             out.append(
-                report.Claim(
+                report.claim(
                     "Marginalized targets have lower variance than Retrace's",
                     f"Section 4, {task}",
                     f"log of the ratio of the variances of target minus Q on the same batches, {name} over retrace",
-                    effect,
-                    report.verdict(effect, high=0.0),
-                    command,
+                    *effect,
+                    high=0.0,
                 )
             )
     return out
 
 
-def _gain(curve: Curves, base: Curves, what: str) -> report.Interval:
+def _gain(curve: Curves, base: Curves, what: str) -> tuple:
     def statistic(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        reference = _iqm(y)
-        return (_iqm(x) - reference) / np.maximum(np.abs(reference), 1e-9)
+        reference = interquartile_mean(y)
+        return (interquartile_mean(x) - reference) / np.maximum(np.abs(reference), 1e-9)
 
-    return report.bootstrap(statistic, getattr(curve.beside(base), what), getattr(base.beside(curve), what))
+    return statistic, getattr(curve.beside(base), what), getattr(base.beside(curve), what)
 
 
-def _spread_ratio(curve: Curves, base: Curves) -> report.Interval:
+def _spread_ratio(curve: Curves, base: Curves) -> tuple:
     def statistic(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.log(np.maximum(x.std(axis=1), 1e-9) / np.maximum(y.std(axis=1), 1e-9))
+        return np.log(np.maximum(x.std(), 1e-9) / np.maximum(y.std(), 1e-9))
 
-    return report.bootstrap(statistic, curve.beside(base).final, base.beside(curve).final)
+    return statistic, curve.beside(base).final, base.beside(curve).final
 
 
-def _variance_ratio(curve: Curves, rival: str) -> report.Interval:
+def _variance_ratio(curve: Curves, rival: str) -> tuple:
     """Log-ratio of the variance of target minus Q to a rival's on the same batches and networks, second half."""
 
     def typical(name: str) -> np.ndarray:
@@ -263,7 +261,7 @@ def _variance_ratio(curve: Curves, rival: str) -> report.Interval:
         return np.log(np.maximum(np.nanmedian(values[:, values.shape[1] // 2 :], axis=1), 1e-12))
 
     ratio = typical("error_variance") - typical(f"error_variance_{rival}")
-    return report.bootstrap(lambda x: x.mean(axis=1), ratio)
+    return np.mean, ratio
 
 
 def _colour(index: int) -> str:
@@ -295,10 +293,8 @@ def _figure(tasks: dict[str, dict[str, Curves]], looks: dict[str, int], folder: 
             for operator, curve in found.items():
                 index, thousands = looks[operator], curve.steps / 1000
                 middle = interquartile_mean(curve.returns)
-                bands = [
-                    report.bootstrap(_iqm, curve.returns[:, t], resamples=300) for t in range(len(middle))
-                ]
-                low, high = np.array([b.low for b in bands]), np.array([b.high for b in bands])
+                band = bootstrap(curve.returns, interquartile_mean, replicates=300)
+                low, high = band.low, band.high
                 colour = _colour(index)
                 marker = "so^vDPX*x"[index % 9]
                 every = max(1, len(middle) // 8)
@@ -325,10 +321,10 @@ def _finals(tasks: dict[str, dict[str, Curves]], looks: dict[str, int], folder: 
         for axis, (task, found) in zip(axes, tasks.items(), strict=True):
             labels = [f"{name}, {int(c.steps[-1]) // 1000:,}k ({len(c.seeds)})" for name, c in found.items()]
             for height, (operator, curve) in enumerate(found.items()):
-                colour, middle = _colour(looks[operator]), report.bootstrap(_iqm, curve.final)
+                colour, middle = _colour(looks[operator]), bootstrap(curve.final, interquartile_mean)
                 axis.plot(curve.final, np.full(len(curve.final), height), "|", color=colour, alpha=0.6)
                 axis.plot([middle.low, middle.high], [height, height], color=colour)
-                axis.plot([middle.effect], [height], "o", color=colour)
+                axis.plot([interquartile_mean(curve.final)], [height], "o", color=colour)
             axis.set_yticks(range(len(labels)), labels)
             axis.invert_yaxis()
             axis.set_title(task)

@@ -1,46 +1,74 @@
-"""What the experiments measure on learning curves, and the claims made of it."""
+"""What the tabular experiments share: the stream of trajectories, the operators' estimators, measures on curves."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 from numpy.typing import ArrayLike
 
-from marginax.problems import Problem
-from marginax.report import Claim, bootstrap, verdict
-from marginax.trajectories import SamplingTables, Trajectory, sample, sampling_tables
+import marginax as mx
+from marginax.experiments.runner import Arrays, Experiment, Part
+
+if TYPE_CHECKING:
+    from marginax.problems import Problem
+    from marginax.trajectories import Trajectory
+
+ONE, RETRACE = "one-step", "retrace"
+MONTE_CARLO, CERTAINTY = "marginalized-monte-carlo", "marginalized-certainty-equivalence"
+EXACT, AS_PRINTED = "marginalized-exact", "marginalized-as-printed"
 
 
-def streams(problem: Problem, seeds: range, iterations: int, horizon: int, seed: int = 0) -> Trajectory:
-    """One trajectory an iteration for each of some seeds, by the behaviour policy: fields `[seeds, iterations, T]`.
+def streams(problem: "Problem", seeds: range, iterations: int, horizon: int, seed: int = 0) -> "Trajectory":
+    """One trajectory per iteration for each seed, by the behaviour policy: fields `[seeds, iterations, T]`.
 
     Seed k draws the same trajectories whichever seeds stand beside it.
-
-    >>> import marginax as mx
-    >>> problem = mx.problems.chain(n=3)
-    >>> both, one = streams(problem, range(2), 5, 3), streams(problem, range(1, 2), 5, 3)
-    >>> bool((both.actions[1] == one.actions[0]).all())
-    True
     """
+    import jax
+    import jax.numpy as jnp
+
     keys = jax.vmap(lambda k: jax.random.fold_in(jax.random.key(seed), k))(np.asarray(seeds))
-    return _draw(sampling_tables(problem.mdp), jnp.asarray(problem.mu), keys, iterations, horizon)
+    return _sampler(iterations, horizon)(
+        mx.trajectories.sampling_tables(problem.mdp), jnp.asarray(problem.mu), keys
+    )
 
 
-@partial(jax.jit, static_argnums=(3, 4))
-def _draw(tables: SamplingTables, mu: Array, keys: Array, iterations: int, horizon: int) -> Trajectory:
-    return jax.vmap(lambda key: sample(tables, mu, key, episodes=iterations, horizon=horizon))(keys)
+@cache
+def _sampler(iterations: int, horizon: int) -> Callable[..., "Trajectory"]:
+    import jax
+
+    draw = partial(mx.trajectories.sample, episodes=iterations, horizon=horizon)
+    return jax.jit(jax.vmap(draw, in_axes=(None, None, 0)))
+
+
+def estimator(operator: str, problem: "Problem", c: np.ndarray) -> Any:
+    """Where a marginalized operator takes its TD weights from; None for the others."""
+    size = (*problem.mdp.r.shape, problem.mdp.discount)
+    if operator == EXACT:
+        return mx.learning.given(mx.weights.exact(problem.mdp, problem.mu, c))
+    if operator == CERTAINTY:
+        return mx.learning.certainty_equivalence(*size)
+    if operator in (MONTE_CARLO, AS_PRINTED):
+        return mx.learning.monte_carlo(*size, literal=operator == AS_PRINTED)
+    return None
+
+
+def parts_by_seeds(
+    experiment: Experiment, chunk: int, compute: Callable[[range], Arrays], without: tuple[str, ...] = ()
+) -> list[Part]:
+    """Parts of `chunk` seeds each, whose settings leave out the number of seeds: more seeds add parts."""
+    kept = {name: value for name, value in experiment.settings().items() if name not in ("seeds", *without)}
+    parts = []
+    for first in range(0, experiment.seeds, chunk):
+        seeds = range(first, min(first + chunk, experiment.seeds))
+        settings = {**kept, "first": seeds.start, "last": seeds.stop}
+        label = f"seeds-{seeds.start}-{seeds.stop}"
+        parts.append(Part(label, settings, partial(compute, seeds), 1.2 * len(seeds), str(len(seeds))))
+    return parts
 
 
 def relative_error(q: ArrayLike, q_pi: ArrayLike, state: int = 0) -> np.ndarray:
-    """The paper's error at the start state, `Σ_a |Q(x0,a) - Q^π(x0,a)| / |Q^π(x0,a)|`.
-
-    Args:
-        q: `[..., S, A]`.
-        q_pi: `[S, A]`.
-        state: x0.
+    """The paper's error at the start state, `Σ_a |Q(x0,a) - Q^π(x0,a)| / |Q^π(x0,a)|`, of `q[..., S, A]`.
 
     >>> relative_error([[[1.0, 3.0]]], [[2.0, 2.0]])
     array([1.])
@@ -49,63 +77,31 @@ def relative_error(q: ArrayLike, q_pi: ArrayLike, state: int = 0) -> np.ndarray:
     return (np.abs(np.asarray(q)[..., state, :] - truth) / np.abs(truth)).sum(axis=-1)
 
 
-def time_to(errors: ArrayLike, level: float) -> np.ndarray:
-    """Iterations until the mean curve over seeds is at or below a level for good; one more than there are if never.
+def time_to(errors: np.ndarray, level: float) -> int:
+    """Iterations until the mean of `errors[seeds, iterations]` is at or below a level for good; one more than there are
+    if never.
 
-    Args:
-        errors: `[..., seeds, iterations]`.
-        level: the level.
-
-    >>> time_to([[3.0, 1.0, 2.0, 0.5, 0.4]], 1.0)
-    array(4)
+    >>> time_to(np.array([[3.0, 1.0, 2.0, 0.5, 0.4]]), 1.0)
+    4
     """
-    above = np.asarray(errors, dtype=float).mean(axis=-2) > level
-    last = np.where(above.any(axis=-1), above.shape[-1] - 1 - above[..., ::-1].argmax(axis=-1), -1)
-    return np.asarray(last + 2)
+    above = np.flatnonzero(errors.mean(axis=0) > level)
+    return int(above[-1]) + 2 if above.size else 1
 
 
-def final(errors: ArrayLike, share: float = 0.2) -> np.ndarray:
-    """Mean over seeds and over the last part of the iterations: where a curve ends up.
+def final(errors: np.ndarray, share: float = 0.2) -> float:
+    """Mean over seeds and over the last part of the iterations of `errors[seeds, iterations]`: where a curve ends up.
 
-    Args:
-        errors: `[..., seeds, iterations]`.
-        share: the part.
-
-    >>> final([[5.0, 5.0, 5.0, 5.0, 1.0]])
-    array(1.)
+    >>> final(np.array([[5.0, 5.0, 5.0, 5.0, 1.0]]))
+    1.0
     """
-    errors = np.asarray(errors, dtype=float)
-    last = max(1, round(share * errors.shape[-1]))
-    return np.asarray(errors[..., -last:].mean(axis=(-2, -1)))
+    return float(errors[:, -max(1, round(share * errors.shape[1])) :].mean())
 
 
-def claim(
-    text: str,
-    where: str,
-    measure: str,
-    statistic: Callable[..., np.ndarray],
-    samples: list[np.ndarray],
-    command: str,
-    *,
-    low: float = -np.inf,
-    high: float = np.inf,
-) -> Claim:
-    """A claim that a statistic of some samples lies in `[low, high]`, with its verdict.
+def log_ratio(x: np.ndarray, y: np.ndarray) -> float:
+    """log10 of the ratio of two means."""
+    return float(np.log10(x.mean() / y.mean()))
 
-    Args:
-        text: the claim, in brief.
-        where: where it is made.
-        measure: what `statistic` is, in words.
-        statistic: as `report.bootstrap` takes it.
-        samples: arrays whose first axis is the seed.
-        command: how to measure it.
-        low: where the claim's region begins.
-        high: where it ends.
 
-    >>> made = claim("positive", "here", "mean", lambda x: x.mean(1), [np.ones(5)], "true", low=0.0)
-    >>> made.verdict
-    'reproduced'
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):  # what is not finite cannot be decided
-        interval = bootstrap(statistic, *samples)
-    return Claim(text, where, measure, interval, verdict(interval, low, high), command)
+def reached(step: int, steps: np.ndarray) -> str:
+    """The iteration at a place that `time_to` found, in words where the level was not reached."""
+    return f"{steps[step - 1]}" if step <= len(steps) else f"more than {steps[-1]}"

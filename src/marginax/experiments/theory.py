@@ -3,21 +3,29 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import jax
 import numpy as np
 import tyro
-from matplotlib.figure import Figure
 
-from marginax import operators, problems, report, traces, weights
+import marginax as mx
+from marginax import report
 from marginax._files import write_csv
-from marginax.experiments import measures
+from marginax.experiments.measures import CERTAINTY, MONTE_CARLO
 from marginax.experiments.runner import Arrays, Experiment, Part
-from marginax.trajectories import Trajectory, sample
+
+if TYPE_CHECKING:
+    from marginax.problems import Problem
+    from marginax.trajectories import Trajectory
 
 PROBLEMS = ("chain", "Open World 5 × 5", "garnet")
 TRACES = ("retrace", "tree-backup", "q-lambda", "importance-sampling")
+ITERATED = (
+    ("one-step", "one-step"),
+    ("tree-backup", "tree backup"),
+    ("retrace", "Retrace, c̄ = 1"),
+    ("retrace", "Retrace, c̄ = 2"),
+)
 STEPS = 40
 
 
@@ -36,11 +44,7 @@ class Theory(Experiment):
             raise ValueError(f"trajectories must be at least 10, got {self.trajectories}")
 
     def quick(self) -> "Theory":
-        """The same experiment at a size for a first look.
-
-        >>> Theory().quick().seeds
-        5
-        """
+        """The same experiment at a size for a first look."""
         return dataclasses.replace(self, seeds=min(self.seeds, 5), trajectories=min(self.trajectories, 100))
 
     @property
@@ -55,12 +59,12 @@ class Theory(Experiment):
     def counts(self) -> np.ndarray:
         return np.unique(np.geomspace(1, self.trajectories, 6).round().astype(int))
 
-    def problem(self, name: str) -> problems.Problem:
+    def problem(self, name: str) -> "Problem":
         if name == "chain":
-            return problems.chain(10, 5, discount=self.discount)
+            return mx.problems.chain(10, 5, discount=self.discount)
         if name == "garnet":
-            return problems.garnet(20, 4, 3, seed=self.seed, discount=self.discount)
-        return problems.open_world(5, self.discount)
+            return mx.problems.garnet(20, 4, 3, seed=self.seed, discount=self.discount)
+        return mx.problems.open_world(5, self.discount)
 
     def parts(self) -> list[Part]:
         return [
@@ -75,62 +79,60 @@ class Theory(Experiment):
         by_decay = np.zeros((len(PROBLEMS), len(TRACES), self.decays.size))
         for i, name in enumerate(PROBLEMS):
             mdp, pi, mu = self.problem(name)
-            for j, clip in enumerate(self.clips):
-                by_clip[i, j] = operators.multi_step(
-                    mdp, pi, mu, traces.retrace(pi, mu, clip=float(clip))
-                ).contraction_rate()
+            for j, clip in enumerate(map(float, self.clips)):
+                c = mx.traces.retrace(pi, mu, clip=clip)
+                by_clip[i, j] = mx.multi_step(mdp, pi, mu, c).contraction_rate()
             for j, decay in enumerate(map(float, self.decays)):
                 shapes = (
-                    traces.retrace(pi, mu, decay=decay),
-                    traces.tree_backup(pi, mu, decay=decay),
-                    traces.q_lambda(pi, mu, decay=decay),
-                    decay * traces.importance_sampling(pi, mu),
+                    mx.traces.retrace(pi, mu, decay=decay),
+                    mx.traces.tree_backup(pi, mu, decay=decay),
+                    mx.traces.q_lambda(pi, mu, decay=decay),
+                    decay * mx.traces.importance_sampling(pi, mu),
                 )
                 for k, c in enumerate(shapes):
-                    by_decay[i, k, j] = operators.multi_step(mdp, pi, mu, c).contraction_rate()
+                    by_decay[i, k, j] = mx.multi_step(mdp, pi, mu, c).contraction_rate()
         return {"by_clip": by_clip, "by_decay": by_decay}
 
     def convergence(self) -> Arrays:
         """On random garnets: predicted rates, errors of iterates, and the gap between R^c and M^{w^c}."""
         predicted, errors, gaps = [], [], []
         for seed in range(self.seeds):
-            mdp, pi, mu = problems.garnet(20, 4, 3, seed=self.seed + seed, discount=self.discount)
+            mdp, pi, mu = mx.problems.garnet(20, 4, 3, seed=self.seed + seed, discount=self.discount)
             q_pi = mdp.q_values(pi)
-            c = traces.retrace(pi, mu)
+            c = mx.traces.retrace(pi, mu)
             used = (
-                operators.one_step(mdp, pi),
-                operators.multi_step(mdp, pi, mu, traces.tree_backup(pi, mu)),
-                operators.multi_step(mdp, pi, mu, c),
-                operators.multi_step(mdp, pi, mu, traces.retrace(pi, mu, clip=2.0)),
+                mx.one_step(mdp, pi),
+                mx.multi_step(mdp, pi, mu, mx.traces.tree_backup(pi, mu)),
+                mx.multi_step(mdp, pi, mu, c),
+                mx.multi_step(mdp, pi, mu, mx.traces.retrace(pi, mu, clip=2.0)),
             )
             predicted.append([op.contraction_rate() for op in used])
             errors.append([np.abs(op.iterate(0 * q_pi, STEPS) - q_pi).max(axis=(1, 2)) for op in used])
-            same = operators.marginalized(mdp, pi, mu, weights.exact(mdp, mu, c))
+            same = mx.marginalized(mdp, pi, mu, mx.weights.exact(mdp, mu, c))
             gaps.append(np.abs(same(mdp.r) - used[2](mdp.r)).max() / np.abs(q_pi).max())
         return {"predicted": np.array(predicted), "errors": np.array(errors), "gaps": np.array(gaps)}
 
     def estimated(self) -> Arrays:
         """Rates of M^ŵ `[problems, 2 estimators, seeds, counts]`, and those of the exact weights `[problems]`."""
+        import jax
+
         names = PROBLEMS[:2]
         found = np.zeros((len(names), 2, self.seeds, self.counts.size))
         exact = np.zeros(len(names))
+        most = int(self.counts[-1])
         for i, name in enumerate(names):
             mdp, pi, mu = self.problem(name)
-            c = traces.retrace(pi, mu)
-            exact[i] = operators.multi_step(mdp, pi, mu, c).contraction_rate()
+            c = mx.traces.retrace(pi, mu)
+            exact[i] = mx.multi_step(mdp, pi, mu, c).contraction_rate()
             for seed in range(self.seeds):
                 key = jax.random.fold_in(jax.random.key(self.seed), seed)
-                batch = sample(
-                    mdp, mu, key, episodes=int(self.counts[-1]), horizon=10 if name == "chain" else 300
-                )
+                horizon = 10 if name == "chain" else 300
+                batch = mx.trajectories.sample(mdp, mu, key, episodes=most, horizon=horizon)
                 for j, count in enumerate(map(int, self.counts)):
                     some = _first(batch, count)
-                    estimates: tuple[Any, ...] = (
-                        weights.monte_carlo(some, c),
-                        weights.certainty_equivalence(some, c),
-                    )
-                    for k, w in enumerate(estimates):
-                        found[i, k, seed, j] = operators.marginalized(mdp, pi, mu, w).contraction_rate()
+                    for k, estimate in enumerate((mx.weights.monte_carlo, mx.weights.certainty_equivalence)):
+                        operator = mx.marginalized(mdp, pi, mu, estimate(some, c))
+                        found[i, k, seed, j] = operator.contraction_rate()
         return {"found": found, "exact": exact}
 
     def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
@@ -156,118 +158,103 @@ class Theory(Experiment):
             "Contraction rates (Sections 2 and 3)",
             text=(
                 "All rates are exact, in the maximum norm. Larger clips and decays contract faster; Q(λ) ignores the "
-                "ratio π/μ and stops contracting where it is off-policy. The rate of an operator with estimated weights "
-                "is that of the weights at hand, with nothing sampled left in it.",
+                r"ratio $\pi/\mu$ and stops contracting where it is off-policy. The rate of an operator with estimated "
+                "weights is that of the weights at hand, with nothing sampled left in it.",
             ),
             figures=(
                 report.Figure(
                     "theory",
-                    "(a) Rate of Retrace against c̄ (λ = 1). (b) Rates on the garnet against λ; above the dotted line "
-                    "there is no contraction. (c) Error of iterates on one garnet, dashed: what the rate predicts at "
-                    "worst. (d) Rate of the marginalized operator with weights from a number of trajectories; dotted: "
-                    "exact weights.",
+                    r"Upper left: rate of Retrace against $\bar c$ ($\lambda$ = 1). Upper right: rates on the garnet against "
+                    r"$\lambda$; above the dotted line there is no contraction. Lower left: error of iterates on one "
+                    "garnet, dashed what the rate predicts at worst. Lower right: rate of the marginalized operator with "
+                    "weights from a number of trajectories; dotted with exact weights.",
                     "Contraction rates and measured convergence",
+                    f"After {self.counts[-1]} trajectories the marginalized operator on the Open World contracts at "
+                    f"{estimated['found'][1, 1, :, -1].mean():.3f} with certainty-equivalent weights and at "
+                    f"{estimated['found'][1, 0, :, -1].mean():.3f} with Monte Carlo weights; above 1 is no contraction, "
+                    f"exact weights give {estimated['exact'][1]:.3f}.",
                 ),
             ),
             claims=(
-                measures.claim(
+                report.claim(
                     "every operator contracts at least as fast as its rate says",
                     "Proposition 1",
                     "largest ratio of successive errors minus the rate, four operators, random garnets",
-                    lambda x: x.max((1, 2)),
-                    [measured - predicted],
-                    self.command,
+                    np.max,
+                    measured - predicted,
                     high=1e-9,
                 ),
-                measures.claim(
-                    "M^w with the weights of c is R^c",
+                report.claim(
+                    "$M^w$ with the weights of c is $R^c$",
                     "Proposition 2",
                     "largest relative difference of the two operators, random garnets",
-                    lambda x: x.max(1),
-                    [convergence["gaps"]],
-                    self.command,
+                    np.max,
+                    convergence["gaps"],
                     high=1e-9,
                 ),
-                measures.claim(
-                    "beyond the paper: the estimated operator contracts with certainty equivalence",
-                    "Section 5",
-                    f"mean rate on the Open World after {self.counts[-1]} trajectories",
-                    lambda x: x.mean(1),
-                    [estimated["found"][1, 1, :, -1]],
-                    self.command,
-                    high=1.0,
-                ),
-                measures.claim(
-                    "beyond the paper: and with Monte Carlo weights",
-                    "Section 5",
-                    f"mean rate on the Open World after {self.counts[-1]} trajectories",
-                    lambda x: x.mean(1),
-                    [estimated["found"][1, 0, :, -1]],
-                    self.command,
-                    high=1.0,
+                *(
+                    report.claim(
+                        text,
+                        "Section 5",
+                        f"mean rate on the Open World after {self.counts[-1]} trajectories",
+                        np.mean,
+                        estimated["found"][1, k, :, -1],
+                        high=1.0,
+                    )
+                    for k, text in (
+                        (1, "beyond the paper: the estimated operator contracts with certainty equivalence"),
+                        (0, "beyond the paper: and with Monte Carlo weights"),
+                    )
                 ),
             ),
             data=("rates.csv",),
         )
 
     def _figure(self, folder: Path, rates: Arrays, convergence: Arrays, estimated: Arrays) -> None:
-        with report.plot_style():
-            figure = Figure(figsize=(11, 2.7))
-            clip, decay, errors, learned = figure.subplots(1, 4)
+        def colour(operator: str) -> str:
+            return report.operator_style(operator).colour
+
+        limit = {"color": "#888888", "linewidth": 0.8, "linestyle": ":"}
+        beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": 6.5}
+        with report.panels(folder, "theory", (9.5, 5.2), 2, 2) as (_, ((clip, decay), (errors, learned))):
             for name, line, dash in zip(PROBLEMS, rates["by_clip"], ("-", "--", "-."), strict=True):
-                clip.plot(self.clips, line, dash, color=report.operator_style("retrace").colour, label=name)
-            clip.set_xlabel("c̄")
-            clip.set_ylabel("contraction rate")
-            clip.set_title("(a) Retrace")
-            clip.legend(loc="lower left", fontsize=6.5)
+                clip.plot(self.clips, line, dash, color=colour("retrace"), label=name)
+            clip.set(xlabel="clip c̄", ylabel="contraction rate", title="Retrace on three problems")
             for kind, line in zip(TRACES, rates["by_decay"][2], strict=True):
-                style = report.operator_style(kind)
-                decay.plot(
-                    self.decays, line, color=style.colour, marker=style.marker, markevery=4, label=style.label
+                report.draw_curves(decay, self.decays, line[None], kind, band=False, markevery=4)
+            decay.axhline(1.0, **limit)
+            decay.set(ylim=(0, 2), xlabel="decay λ", ylabel="contraction rate", title="traces on the garnet")
+            steps, dashes = np.arange(STEPS + 1), ("-", "-", "-", "-.")
+            first = zip(ITERATED, convergence["errors"][0], convergence["predicted"][0], dashes, strict=True)
+            for (kind, label), line, rate, dash in first:
+                report.draw_curves(
+                    errors, steps, line[None], kind, band=False, label=label, linestyle=dash, markevery=5
                 )
-            decay.axhline(1.0, color="#888888", linewidth=0.8, linestyle=":")
-            decay.set_ylim(0, 2)
-            decay.set_xlabel("λ")
-            decay.set_title("(b) traces on the garnet")
-            decay.legend(fontsize=6)
-            shown = ("one-step", "tree-backup", "retrace", "retrace")
-            labels = ("one-step", "tree backup", "Retrace, c̄ = 1", "Retrace, c̄ = 2")
-            steps = np.arange(STEPS + 1)
-            for kind, label, line, rate, dash in zip(
-                shown,
-                labels,
-                convergence["errors"][0],
-                convergence["predicted"][0],
-                ("-", "-", "-", "-."),
-                strict=True,
-            ):
-                style = report.operator_style(kind)
-                errors.plot(steps, line, dash, color=style.colour, label=label)
-                errors.plot(steps, line[0] * rate**steps, "--", color=style.colour, linewidth=0.7)
-            errors.set_yscale("log")
-            errors.set_ylim(bottom=0.2 * convergence["errors"][0].min())
-            errors.set_xlabel("applications")
-            errors.set_ylabel("largest error")
-            errors.set_title("(c) convergence")
-            errors.legend(fontsize=6, loc="lower left")
-            kinds = ("marginalized-monte-carlo", "marginalized-certainty-equivalence")
+                errors.plot(steps, line[0] * rate**steps, "--", color=colour(kind), linewidth=0.7)
+            errors.set(yscale="log", ylim=(0.2 * convergence["errors"][0].min(), None))
+            errors.set(xlabel="applications", ylabel="largest error", title="convergence on a garnet")
             for name, table, exact, dash in zip(
                 PROBLEMS, estimated["found"], estimated["exact"], ("-", "--"), strict=False
             ):
-                for kind, lines in zip(kinds, table, strict=True):
-                    style = report.operator_style(kind)
-                    label = f"{style.label.removeprefix('marginalized, ')}, {name}"
-                    learned.plot(self.counts, lines.mean(0), dash, color=style.colour, label=label)
-                learned.axhline(exact, color="#888888", linewidth=0.8, linestyle=":")
-            learned.set_xscale("log")
-            learned.set_yscale("log")
-            learned.set_xlabel("trajectories")
-            learned.set_title("(d) estimated weights")
-            learned.set_ylim(top=4 * estimated["found"].mean(2).max())
-            learned.legend(fontsize=5.5, loc="upper right")
-            report.save_figure(figure, folder, "theory")
+                for kind, lines in zip((MONTE_CARLO, CERTAINTY), table, strict=True):
+                    label = f"{report.operator_style(kind).label.removeprefix('marginalized, ')}, {name}"
+                    report.draw_curves(
+                        learned,
+                        self.counts,
+                        lines,
+                        kind,
+                        band=False,
+                        label=label,
+                        linestyle=dash,
+                        markevery=1,
+                    )
+                learned.axhline(exact, **limit)
+            learned.set(xscale="log", yscale="log", xlabel="trajectories", ylabel="contraction rate")
+            learned.set_title("estimated weights")
+            for axis in (clip, decay, errors, learned):
+                axis.legend(**beside)
 
 
-def _first(batch: Trajectory, count: int) -> Trajectory:
+def _first(batch: "Trajectory", count: int) -> "Trajectory":
     """The first trajectories, the others as padding: one shape, compiled once."""
     return dataclasses.replace(batch, valid=batch.valid & (np.arange(len(batch.valid)) < count)[:, None])

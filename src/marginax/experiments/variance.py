@@ -1,26 +1,27 @@
 """The four estimates of an operator and how their variances are ordered (Section 4.2 and Figure 4)."""
 
 import dataclasses
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
-from matplotlib.figure import Figure
 
-from marginax import problems, report, targets, traces, weights
+import marginax as mx
+from marginax import report
 from marginax._files import write_csv
-from marginax.experiments import measures
 from marginax.experiments.runner import Arrays, Experiment, Part
-from marginax.trajectories import SamplingTables, Trajectory, gather, gather_pairs, sample, sampling_tables
+
+if TYPE_CHECKING:
+    from jaxtyping import Array
+
+    from marginax.trajectories import Trajectory
 
 NODES = ("R_τ", "M_τ", "R", "M")
-# From, to, colour: blue averages over the random time, red over the pair met at that time.
-ARROWS = ((0, 1, "#C0392B"), (0, 2, "#1F5FA8"), (1, 3, "#1F5FA8"))
+BLUE, RED, GREY = "#1F5FA8", "#C0392B", "#777777"
+# From, to, colour, arrow head, line: an arrow points to a conditional expectation.
+ARROWS = ((0, 1, RED, "-|>", "-"), (0, 2, BLUE, "-|>", "-"), (1, 3, BLUE, "-|>", "-"), (2, 3, GREY, "-", ":"))
 PLACES = ((0.0, 1.0), (1.0, 1.0), (0.0, 0.0), (1.0, 0.0))
 
 
@@ -40,11 +41,7 @@ class Variance(Experiment):
             raise ValueError(f"trajectories must be at least 10, got {self.trajectories}")
 
     def quick(self) -> "Variance":
-        """The same experiment at a size for a first look.
-
-        >>> Variance().quick().seeds
-        40
-        """
+        """The same experiment at a size for a first look."""
         return dataclasses.replace(
             self, seeds=min(self.seeds, 40), trajectories=min(self.trajectories, 200), noisy=False
         )
@@ -68,18 +65,22 @@ class Variance(Experiment):
 
     def compute(self, case: dict[str, Any]) -> Arrays:
         """First and second moments `[2, 4 estimates, seeds]` of the estimates at the start pair."""
+        import jax
+        import jax.numpy as jnp
+
         if "noise" in case:
-            mdp, pi, mu = problems.chain(5, 5, 0.0, case["noise"], self.discount)
+            mdp, pi, mu = mx.problems.chain(5, 5, 0.0, case["noise"], self.discount)
             horizon, start = 5, (0, 0)
         else:
-            mdp, pi, mu = problems.open_world(5, self.discount)
+            mdp, pi, mu = mx.problems.open_world(5, self.discount)
             horizon, start = 400, (0, 2)
-        c = traces.retrace(pi, mu, clip=case["clip"])
-        w = weights.exact(mdp, mu, c, start=start)
+        c = mx.traces.retrace(pi, mu, clip=case["clip"])
+        w = mx.weights.exact(mdp, mu, c, start=start)
         q = jax.random.normal(jax.random.key(self.seed + 1), pi.shape)
         keys = jax.random.split(jax.random.fold_in(jax.random.key(self.seed), 4), self.seeds)
         tables = tuple(jnp.asarray(table, jnp.float32) for table in (pi, mu, c, w, q))
-        found = _moments(sampling_tables(mdp), tables, jnp.asarray(start), keys, self.trajectories, horizon)
+        moments = _moments(self.trajectories, horizon)
+        found = moments(mx.trajectories.sampling_tables(mdp), tables, jnp.asarray(start), keys)
         return {"moments": np.moveaxis(np.asarray(found, dtype=float), 0, -1)}
 
     def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
@@ -93,20 +94,29 @@ class Variance(Experiment):
         ]
         write_csv(folder / "variance.csv", ("problem", "estimate", "mean", "variance"), rows)
         total = self.seeds * self.trajectories
+        ratios = {
+            case["title"]: _short(variances[label][3] / variances[label][2])
+            for label, case in self.cases().items()
+        }
         return report.Section(
             self.name,
             "Variance of the estimates (Figure 4)",
             text=(
-                f"Four unbiased estimates of the same operator at the start pair, {total} trajectories, exact TD weights, "
-                "Q drawn from N(0, 1). An arrow points to the estimate that is a conditional expectation of the other: "
-                "blue over the random time τ, red over the path given the pair met at time τ. The red arrow is only sure "
-                "to reduce variance when transitions and rewards are deterministic, and between R and M nothing is sure.",
+                f"Four unbiased estimates of the same operator at the start pair, {total:,} trajectories, exact TD "
+                "weights, Q drawn from N(0, 1). An arrow points to the estimate that is a conditional expectation of the "
+                r"other. Averaging over the path given the pair met at time $\tau$ is only sure to reduce variance when "
+                "transitions and rewards are deterministic, and between R and M nothing is sure.",
             ),
             figures=(
                 report.Figure(
                     "variance",
-                    "Variance of each estimate; the number on an arrow is the factor by which it changes.",
+                    "Variance of each estimate; the number on an arrow is the factor by which it changes. Above: one "
+                    "term at a random time. Below: the sum over the trajectory. Left: the multi-step operator. Right: "
+                    "the marginalized one.",
                     "Diagrams of four estimates with their variances",
+                    "Marginalizing the estimate from whole trajectories multiplies its variance by "
+                    + ", ".join(f"{ratio} ({title})" for title, ratio in ratios.items())
+                    + ".",
                 ),
             ),
             tables=(
@@ -122,89 +132,81 @@ class Variance(Experiment):
         )
 
     def _figure(self, folder: Path, variances: Mapping[str, np.ndarray]) -> None:
+        from matplotlib.lines import Line2D
+
         cases = self.cases()
-        with report.plot_style():
-            figure = Figure(figsize=(11, 2.6))
-            axes = figure.subplots(1, len(cases))
-            for axis, (label, case) in zip(axes, cases.items(), strict=True):
-                axis.set_title(case["title"])
-                axis.set_xlim(-0.6, 1.6)
-                axis.set_ylim(-0.35, 1.35)
+        box = {"boxstyle": "round,pad=0.3", "facecolor": "white", "edgecolor": "#333333"}
+        middle: dict[str, Any] = {"ha": "center", "va": "center"}
+        with report.panels(folder, "variance", (11, 2.8), 1, len(cases)) as (figure, axes):
+            for axis, (label, case) in zip(axes[0], cases.items(), strict=True):
+                axis.set(title=case["title"], xlim=(-0.6, 1.6), ylim=(-0.35, 1.35))
                 axis.axis("off")
                 values = variances[label]
-                for start, end, colour in ARROWS:
-                    self._arrow(axis, start, end, colour, values[end] / values[start], "-|>", "-")
-                self._arrow(axis, 2, 3, "#777777", values[3] / values[2], "-", ":")
-                for (x, y), node, value in zip(PLACES, NODES, values, strict=True):
-                    box = {"boxstyle": "round,pad=0.3", "facecolor": "white", "edgecolor": "#333333"}
-                    axis.text(
-                        x, y, f"{node}\n{_short(value)}", ha="center", va="center", fontsize=7.5, bbox=box
+                for start, end, colour, head, line in ARROWS:
+                    (x0, y0), (x1, y1) = PLACES[start], PLACES[end]
+                    room = 19 if y0 == y1 else 15
+                    arrow = {"arrowstyle": head, "color": colour, "linestyle": line, "linewidth": 1.3}
+                    axis.annotate(
+                        "", (x1, y1), (x0, y0), arrowprops={**arrow, "shrinkA": room, "shrinkB": room}
                     )
-            report.save_figure(figure, folder, "variance")
-
-    @staticmethod
-    def _arrow(axis: Any, start: int, end: int, colour: str, ratio: float, style: str, line: str) -> None:
-        (x0, y0), (x1, y1) = PLACES[start], PLACES[end]
-        shrink = {"shrinkA": 19, "shrinkB": 19} if y0 == y1 else {"shrinkA": 15, "shrinkB": 15}
-        properties = {"arrowstyle": style, "color": colour, "linestyle": line, "linewidth": 1.3, **shrink}
-        axis.annotate("", (x1, y1), (x0, y0), arrowprops=properties)
-        x, y = (x0 + x1) / 2, (y0 + y1) / 2
-        offset = (0.0, 0.13) if y0 == y1 else (0.3 if x0 else -0.3, 0.0)
-        axis.text(
-            x + offset[0],
-            y + offset[1],
-            f"×{_short(ratio)}",
-            ha="center",
-            va="center",
-            fontsize=7,
-            color=colour,
-        )
+                    aside = (0.0, 0.13) if y0 == y1 else (0.3 if x0 else -0.3, 0.0)
+                    x, y = (x0 + x1) / 2 + aside[0], (y0 + y1) / 2 + aside[1]
+                    axis.text(
+                        x, y, f"×{_short(values[end] / values[start])}", fontsize=7, color=colour, **middle
+                    )
+                for (x, y), node, value in zip(PLACES, NODES, values, strict=True):
+                    axis.text(x, y, f"{node}\n{_short(value)}", fontsize=7.5, bbox=box, **middle)
+            legend = {
+                "average over the random time": (BLUE, "-"),
+                "average over the path to the pair": (RED, "-"),
+                "no order known": (GREY, ":"),
+            }
+            lines = [Line2D([], [], color=colour, linestyle=line) for colour, line in legend.values()]
+            figure.legend(lines, list(legend), loc="outside lower center", ncols=3)
 
     def _claims(self, moments: Mapping[str, np.ndarray]) -> list[report.Claim]:
-        def log_ratio(a: int, b: int) -> Any:
-            def statistic(x: np.ndarray) -> np.ndarray:  # [B, seeds, 2, 4]
-                mean = x.mean(1)
-                variance = mean[:, 1] - mean[:, 0] ** 2
-                return np.log10(variance[:, a] / variance[:, b])
+        def log_ratio(a: int, b: int) -> Callable[[np.ndarray], float]:
+            def statistic(x: np.ndarray) -> float:  # [seeds, 2, 4]
+                first, second = x.mean(0)
+                variance = second - first**2
+                return float(np.log10(variance[a] / variance[b]))
 
             return statistic
 
-        claims = []
-        for label, case in self.cases().items():
-            samples = [np.moveaxis(moments[label], -1, 0)]
-            for text, where, a, b in (
-                (
-                    "the random-time estimate of the marginalized operator has the smaller variance",
-                    "Cor. 2",
-                    1,
-                    0,
-                ),
-                (
-                    "the trajectory-based estimate of R^c has less variance than the random-time one",
-                    "Fig. 4",
-                    2,
-                    0,
-                ),
-                (
-                    "the trajectory-based estimate of M^w has less variance than the random-time one",
-                    "Fig. 4",
-                    3,
-                    1,
-                ),
-                ("in practice the marginalized operator reduces variance (trajectories)", "Sec. 4.2", 3, 2),
-            ):
-                claims.append(
-                    measures.claim(
-                        f"{text}: {case['title']}",
-                        where,
-                        f"log10 ratio of variances, {NODES[a]} against {NODES[b]}",
-                        log_ratio(a, b),
-                        samples,
-                        self.command,
-                        high=0.0,
-                    )
-                )
-        return claims
+        kinds = (
+            (
+                "the random-time estimate of the marginalized operator has the smaller variance",
+                "Corollary 2",
+                1,
+                0,
+            ),
+            (
+                "the trajectory-based estimate of $R^c$ has less variance than the random-time one",
+                "Figure 4",
+                2,
+                0,
+            ),
+            (
+                "the trajectory-based estimate of $M^w$ has less variance than the random-time one",
+                "Figure 4",
+                3,
+                1,
+            ),
+            ("in practice the marginalized operator reduces variance (trajectories)", "Section 4.2", 3, 2),
+        )
+        return [
+            report.claim(
+                f"{text}: {case['title']}",
+                where,
+                f"log10 ratio of variances, {NODES[a]} against {NODES[b]}",
+                log_ratio(a, b),
+                np.moveaxis(moments[label], -1, 0),
+                high=0.0,
+                main=label == "chain-1" and (a, b) == (3, 2),
+            )
+            for label, case in self.cases().items()
+            for text, where, a, b in kinds
+        ]
 
 
 def _short(value: float) -> str:
@@ -212,40 +214,42 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 1 else f"{value:.3g}"
 
 
-@partial(jax.jit, static_argnums=(4, 5))
-def _moments(
-    simulator: SamplingTables,
-    tables: tuple[Array, ...],
-    start: Array,
-    keys: Array,
-    trajectories: int,
-    horizon: int,
-) -> Array:
-    """First and second moments `[seeds, 2, 4]` of the four estimates."""
-    pi, mu, c, w, q = tables
+@cache
+def _moments(trajectories: int, horizon: int) -> "Callable[..., Array]":
+    """The program that returns first and second moments `[seeds, 2, 4]` of the four estimates."""
+    import jax
+    import jax.numpy as jnp
 
-    def estimates(one: Trajectory, key: Array) -> Array:
-        here, v_next = gather(one, q, pi)
-        arguments = (here, v_next, one.rewards, one.discounts)
-        times = targets.random_times(key, horizon, simulator.discount)
-        options: dict[str, Any] = {"truncated": one.truncated, "valid": one.valid, "backend": "scan"}
-        along, pairs = gather_pairs(one, c), gather_pairs(one, w)
-        return jnp.stack(
-            [
-                targets.multi_step(*arguments, along, times=times, **options)[0],
-                targets.marginalized(*arguments, pairs, times=times, **options)[0],
-                targets.multi_step(*arguments, along, **options)[0],
-                targets.marginalized(*arguments, pairs, **options)[0],
-            ]
-        )
+    multi_step, marginalized = mx.targets.multi_step, mx.targets.marginalized
+    gather_pairs = mx.trajectories.gather_pairs
 
-    def moments(key: Array) -> Array:
-        draw, clock = jax.random.split(key)
-        x, a = start
-        batch = sample(
-            simulator, mu, draw, episodes=trajectories, horizon=horizon, start_states=x, start_actions=a
-        )
-        values = jax.vmap(estimates)(batch, jax.random.split(clock, trajectories))
-        return jnp.stack([values.mean(0), (values**2).mean(0)])
+    @jax.jit
+    def program(simulator: Any, tables: "tuple[Array, ...]", start: "Array", keys: "Array") -> "Array":
+        pi, mu, c, w, q = tables
 
-    return jax.vmap(moments)(keys)
+        def estimates(one: "Trajectory", key: "Array") -> "Array":
+            arguments = (*mx.trajectories.gather(one, q, pi), one.rewards, one.discounts)
+            times = mx.targets.random_times(key, horizon, simulator.discount)
+            options: dict[str, Any] = {"truncated": one.truncated, "valid": one.valid, "backend": "scan"}
+            along, pairs = gather_pairs(one, c), gather_pairs(one, w)
+            return jnp.stack(
+                [
+                    multi_step(*arguments, along, times=times, **options)[0],
+                    marginalized(*arguments, pairs, times=times, **options)[0],
+                    multi_step(*arguments, along, **options)[0],
+                    marginalized(*arguments, pairs, **options)[0],
+                ]
+            )
+
+        def moments(key: "Array") -> "Array":
+            draw, clock = jax.random.split(key)
+            x, a = start
+            batch = mx.trajectories.sample(
+                simulator, mu, draw, episodes=trajectories, horizon=horizon, start_states=x, start_actions=a
+            )
+            values = jax.vmap(estimates)(batch, jax.random.split(clock, trajectories))
+            return jnp.stack([values.mean(0), (values**2).mean(0)])
+
+        return jax.vmap(moments)(keys)
+
+    return program

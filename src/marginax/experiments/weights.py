@@ -3,28 +3,23 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
-from jaxtyping import Array
-from matplotlib.colors import PowerNorm
-from matplotlib.figure import Figure
 
-from marginax import problems, report, traces
-from marginax import weights as td_weights
+import marginax as mx
+from marginax import report
 from marginax._files import write_csv
 from marginax.experiments import measures
 from marginax.experiments.runner import Arrays, Experiment, Part
-from marginax.trajectories import Trajectory
 
-ROWS = {
-    "exact": "exact",
-    "monte-carlo": "Monte Carlo",
-    "certainty-equivalence": "certainty\nequivalence",
-}
+if TYPE_CHECKING:
+    from jaxtyping import Array
+
+    from marginax.trajectories import Trajectory
+
+EXACT, MONTE_CARLO, CERTAINTY = ROWS = ("exact", "Monte Carlo", "certainty equivalence")
 CORNERS = ("top left", "top right", "bottom left", "bottom right")
 
 
@@ -52,11 +47,7 @@ class Weights(Experiment):
             )
 
     def quick(self) -> "Weights":
-        """The same experiment at a size for a first look.
-
-        >>> Weights().quick().seeds
-        4
-        """
+        """The same experiment at a size for a first look."""
         return dataclasses.replace(self, seeds=min(self.seeds, 4))
 
     def parts(self) -> list[Part]:
@@ -69,61 +60,57 @@ class Weights(Experiment):
 
     def compute(self) -> Arrays:
         """Maps `[corners, S]` of the exact weights, `[seeds, corners, S]` of estimates; visits `[corners, S]`."""
-        problem = problems.open_world(self.size, self.discount)
+        import jax
+        import jax.numpy as jnp
+
+        problem = mx.problems.open_world(self.size, self.discount)
         mdp, pi, mu = problem
-        c = traces.retrace(pi, mu, clip=self.clip)
+        c = mx.traces.retrace(pi, mu, clip=self.clip)
         stream = measures.streams(problem, range(self.seeds), self.trajectories, self.horizon, self.seed)
         size = (*mdp.r.shape, self.discount)
 
-        def maps(w: Array) -> Array:
+        def maps(w: "Array") -> "Array":
             return w[self.corners()].mean(axis=(1, 3))  # over actions of the start and of the cell
 
         @jax.jit
         @jax.vmap
-        def estimate(batch: Trajectory) -> tuple[Array, Array]:
-            sampled = td_weights.MonteCarlo.init(*size).update(batch, jnp.asarray(c, jnp.float32)).weights()
-            counted = td_weights.CertaintyEquivalence.init(*size).update(batch).weights(c)
+        def estimate(batch: "Trajectory") -> tuple["Array", "Array"]:
+            sampled = mx.weights.MonteCarlo.init(*size).update(batch, jnp.asarray(c, jnp.float32)).weights()
+            counted = mx.weights.CertaintyEquivalence.init(*size).update(batch).weights(c)
             return maps(sampled), maps(counted)
 
         sampled, counted = estimate(stream)
         visits = np.stack([mdp.credit_row(mu, (int(x), 0)).sum(axis=1) for x in self.corners()])
         return {
-            "exact": np.asarray(maps(jnp.asarray(td_weights.exact(mdp, mu, c)))),
-            "monte-carlo": np.asarray(sampled),
-            "certainty-equivalence": np.asarray(counted),
+            EXACT: np.asarray(maps(jnp.asarray(mx.weights.exact(mdp, mu, c)))),
+            MONTE_CARLO: np.asarray(sampled),
+            CERTAINTY: np.asarray(counted),
             "visits": visits / visits.sum(axis=1, keepdims=True),
         }
 
     def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
         found = data["maps"]
-        self._figure(folder, found)
+        one_run = {kind: found[kind] if kind == EXACT else found[kind][0] for kind in ROWS}
+        self._figure(folder, one_run)
         rows = [
             (kind, corner, state, float(value))
-            for kind in ROWS
-            for corner, each in zip(CORNERS, self._one_run(found, kind), strict=True)
+            for kind, maps in one_run.items()
+            for corner, each in zip(CORNERS, maps, strict=True)
             for state, value in enumerate(each)
         ]
         write_csv(folder / "weights.csv", ("weights", "start", "state", "weight"), rows)
-        errors = tuple(
-            (
-                ROWS[kind].replace("\n", " "),
-                *(
-                    float((np.abs(found[kind] - found["exact"]) * found["visits"]).sum(-1).mean(0)[k])
-                    for k in range(len(CORNERS))
-                ),
-            )
-            for kind in list(ROWS)[1:]
-        )
+        errors = {
+            kind: (np.abs(found[kind] - found[EXACT]) * found["visits"]).sum(-1).mean(0) for kind in ROWS[1:]
+        }
         n = self.size
         row, column = np.divmod(np.arange(n * n), n)
         near = (n - 1 - row) + (n - 1 - column) <= n // 2
-        last = found["monte-carlo"][:, -1]
         return report.Section(
             self.name,
             "TD weights from the corners (Figure 6)",
             text=(
                 "The weight of a cell is the average over its actions (and those of the start) of the TD weights of "
-                f"Retrace with c̄ = {self.clip:g}. π never moves left or up, so that a path that did has a cumulative "
+                rf"Retrace with $\bar c$ = {self.clip:g}. π never moves left or up, so a path that did has a cumulative "
                 "trace of zero: weights are a cone to the right and below the start that fades with distance.",
             ),
             figures=(
@@ -132,52 +119,46 @@ class Weights(Experiment):
                     f"Exact weights, and those of the first run estimated from {self.trajectories} trajectories; a "
                     "cross marks the start.",
                     "Heat maps of TD weights from four starts",
+                    f"After {self.trajectories} trajectories a cell's weight seen from the top left is off by "
+                    f"{report.number(errors[MONTE_CARLO][0])} on average with Monte Carlo and by "
+                    f"{report.number(errors[CERTAINTY][0])} with certainty equivalence.",
                 ),
             ),
             tables=(
                 report.Table(
                     f"Error of the estimates after {self.trajectories} trajectories",
                     ("weights", *CORNERS),
-                    errors,
-                    f"Mean absolute error of a cell's weight, weighted by μ's visits; {self.seeds} runs.",
+                    tuple((kind, *map(float, each)) for kind, each in errors.items()),
+                    f"Mean absolute error of a cell's weight, weighted by the visits of μ; {self.seeds} runs.",
                 ),
             ),
             claims=(
-                measures.claim(
+                report.claim(
                     "from near the terminal state, most weights are low except near the bottom right",
                     "Figure 6(d)",
                     f"share of all weight that lies within {n // 2} steps of the corner ({near.mean():.0%} of the "
                     "cells); low elsewhere means at least 0.9",
-                    lambda x: (x[..., near].sum(-1) / x.sum(-1)).mean(1),
-                    [last],
-                    self.command,
+                    lambda x: (x[:, near].sum(-1) / x.sum(-1)).mean(),
+                    found[MONTE_CARLO][:, -1],
                     low=0.9,
                 ),
             ),
             data=("weights.csv",),
         )
 
-    @staticmethod
-    def _one_run(found: Arrays, kind: str) -> np.ndarray:
-        return found[kind] if kind == "exact" else found[kind][0]
+    def _figure(self, folder: Path, maps: Mapping[str, np.ndarray]) -> None:
+        from matplotlib.colors import PowerNorm
 
-    def _figure(self, folder: Path, found: Arrays) -> None:
-        with report.plot_style():
-            figure = Figure(figsize=(7.2, 4.8))
-            axes = figure.subplots(len(ROWS), len(CORNERS))
-            # Small weights should be seen, too.
-            scale = PowerNorm(0.4, vmin=0, vmax=float(found["exact"].max()))
-            for line, (kind, label) in zip(axes, ROWS.items(), strict=True):
-                for axis, each, start in zip(line, self._one_run(found, kind), self.corners(), strict=True):
-                    grid = each.reshape(self.size, self.size)
-                    drawn = axis.imshow(grid, cmap="hot", norm=scale, interpolation="nearest")
+        with report.panels(folder, "weights", (7.2, 4.8), len(ROWS), len(CORNERS)) as (figure, axes):
+            scale = PowerNorm(0.4, vmin=0, vmax=float(maps[EXACT].max()))  # small weights should be seen, too
+            for line, (kind, each) in zip(axes, maps.items(), strict=True):
+                for axis, weights, start in zip(line, each, self.corners(), strict=True):
+                    drawn = report.draw_map(axis, weights.reshape(self.size, self.size), norm=scale)
                     axis.plot(start % self.size, start // self.size, "x", color="#0072B2", markersize=5)
-                    axis.set_xticks([])
-                    axis.set_yticks([])
-                    axis.grid(False)
                     axis.spines[:].set_visible(True)
-                line[0].set_ylabel(label, rotation=0, ha="right", va="center")
+                line[0].set_ylabel(kind.replace(" ", "\n"), rotation=0, ha="right", va="center")
             for axis, corner in zip(axes[0], CORNERS, strict=True):
-                axis.set_title(corner)
-            figure.colorbar(drawn, ax=axes, shrink=0.6, aspect=30, pad=0.01)
-            report.save_figure(figure, folder, "weights")
+                axis.set_title(f"seen from the {corner}")
+            figure.colorbar(
+                drawn, ax=axes, shrink=0.6, aspect=30, pad=0.01, label="TD weight (scale: power 0.4)"
+            )

@@ -16,7 +16,7 @@ from bokeh.models.mappers import LinearColorMapper
 from bokeh.plotting import figure
 
 from marginax.explorer.numbers import PROBLEMS, Setting, World, frontier, learning_curves, look, world
-from marginax.report.style import operator_style
+from marginax.report import operator_style
 
 MAPS = {
     "TD weights": ("weights", "w(x | start)"),

@@ -4,23 +4,38 @@ Nothing here knows what an experiment is. Whoever has results to show builds a `
 folder with `save_section`, and `write_page` turns any list of sections into one page.
 """
 
-from marginax.report.claims import Claim, Interval, bootstrap, number, verdict
-from marginax.report.page import write_page
+from marginax.report.claims import Claim, claim, count_verdicts, number, verdict
+from marginax.report.figures import (
+    OPERATORS,
+    OperatorStyle,
+    draw_curves,
+    draw_map,
+    legend_below,
+    operator_style,
+    panels,
+    plot_style,
+    save_figure,
+)
+from marginax.report.page import plain, write_page
 from marginax.report.section import Figure, Section, Table, load_section, save_section, versions
-from marginax.report.style import OPERATORS, OperatorStyle, operator_style, plot_style, save_figure
 
 __all__ = [
     "OPERATORS",
     "Claim",
     "Figure",
-    "Interval",
     "OperatorStyle",
     "Section",
     "Table",
-    "bootstrap",
+    "claim",
+    "count_verdicts",
+    "draw_curves",
+    "draw_map",
+    "legend_below",
     "load_section",
     "number",
     "operator_style",
+    "panels",
+    "plain",
     "plot_style",
     "save_figure",
     "save_section",

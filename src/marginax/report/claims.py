@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "cannot be decided"
+from marginax.statistics import Interval, bootstrap
 
-
-MOST_NUMBERS = 4_000_000  # of a resampled array in memory at once
+REPRODUCED, NOT_REPRODUCED, UNDECIDED = VERDICTS = ("reproduced", "not reproduced", "cannot be decided")
 
 
 def number(value: float) -> str:
@@ -22,97 +21,76 @@ def number(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class Interval:
-    """An effect with its confidence interval.
-
-    >>> print(Interval(0.5, 0.25, 0.75))
-    0.5 [0.25, 0.75]
-    """
-
-    effect: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{number(self.effect)} [{number(self.low)}, {number(self.high)}]"
-
-
-@dataclass(frozen=True)
 class Claim:
-    """One line of the claims table.
+    """One line of a table of claims.
 
     Attributes:
         text: what is claimed, in the words of the claimant, shortened.
         where: figure or section the claim comes from.
-        measure: what was measured, in words; the numbers follow from `interval`.
-        interval: the effect and its interval.
+        measure: what was measured, in words.
+        effect: the measured number.
+        interval: its confidence interval.
         verdict: "reproduced", "not reproduced" or "cannot be decided"; see `verdict`.
-        command: the command that measures it.
+        main: whether it is one of the few that a summary shows.
 
-    >>> effect = Interval(0.5, 0.25, 0.75)
-    >>> claim = Claim("it is faster", "Fig. 1", "difference", effect, verdict(effect, low=0), "marginax")
-    >>> claim.verdict
-    'reproduced'
+    >>> made = claim("positive", "here", "mean", np.mean, np.ones(5), low=0.0)
+    >>> made.verdict, made.numbers
+    ('reproduced', '1 [1, 1]')
     """
 
     text: str
     where: str
     measure: str
+    effect: float
     interval: Interval
     verdict: str
-    command: str
+    main: bool = False
+
+    @property
+    def numbers(self) -> str:
+        """The effect and its interval as text."""
+        return f"{number(self.effect)} [{number(self.interval.low)}, {number(self.interval.high)}]"
 
 
-def bootstrap(
-    statistic: Callable[..., np.ndarray | float],
-    *samples: ArrayLike,
-    level: float = 0.95,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> Interval:
-    """Percentile bootstrap of a statistic over seeds.
-
-    The first axis of every sample is the seed; the samples are resampled together (they share their random
-    numbers seed by seed), so that a difference between two methods is a paired difference.
+def claim(
+    text: str,
+    where: str,
+    measure: str,
+    statistic: Callable[..., Any],
+    *samples: np.ndarray,
+    low: float = -np.inf,
+    high: float = np.inf,
+    main: bool = False,
+) -> Claim:
+    """A claim that a statistic of some samples lies in `[low, high]`, with its verdict.
 
     Args:
-        statistic: takes one array `[B, N, ...]` for each sample (B resamples of N seeds) and returns `[B]`.
-        samples: arrays `[N, ...]`.
-        level: coverage of the interval.
-        resamples: number of bootstrap resamples.
-        seed: seed of the resampling.
-
-    >>> bootstrap(lambda x: x.mean(1), [1.0, 1.0, 1.0, 1.0])
-    Interval(effect=1.0, low=1.0, high=1.0)
+        text: the claim, in brief.
+        where: where it is made.
+        measure: what `statistic` is, in words.
+        statistic: takes the samples and returns a number; see `statistics.bootstrap`.
+        samples: arrays whose first axis is the seed, resampled together.
+        low: where the claim's region begins.
+        high: where it ends.
+        main: whether it is one of the few that a summary shows.
     """
-    arrays = [np.asarray(sample, dtype=float) for sample in samples]
-    count = arrays[0].shape[0]
-    if any(array.shape[0] != count for array in arrays) or count == 0:
-        raise ValueError(f"samples must have the same, non-zero number of seeds: {[len(a) for a in arrays]}")
-    effect = float(np.asarray(statistic(*(array[None] for array in arrays)))[0])
-    rows = np.random.default_rng(seed).integers(count, size=(resamples, count))
-    block = max(1, MOST_NUMBERS // max(array.size for array in arrays))
-    values = np.concatenate(
-        [
-            np.asarray(statistic(*(array[rows[first : first + block]] for array in arrays)))
-            for first in range(0, resamples, block)
-        ]
-    )
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(effect, float(low), float(high))
+    arrays = tuple(np.asarray(sample, float) for sample in samples)
+    with np.errstate(divide="ignore", invalid="ignore"):  # what is not finite cannot be decided
+        effect, interval = float(statistic(*arrays)), bootstrap(arrays, statistic)
+    return Claim(text, where, measure, effect, interval, verdict(interval, low, high), main)
 
 
-def verdict(interval: Interval, low: float | int = -np.inf, high: float | int = np.inf) -> str:
+def verdict(interval: Interval, low: float = -np.inf, high: float = np.inf) -> str:
     """Whether an effect lies in `[low, high]`: the verdict of a claim that says it does.
 
     "reproduced" when the whole interval lies inside, "not reproduced" when all of it lies outside, and
     "cannot be decided" when it straddles a bound or is not finite.
 
-    >>> verdict(Interval(0.5, 0.25, 0.75), low=0.0)
+    >>> verdict(Interval(0.25, 0.75), low=0.0)
     'reproduced'
-    >>> verdict(Interval(0.5, 0.25, 0.75), high=0.1)
+    >>> verdict(Interval(0.25, 0.75), high=0.1)
     'not reproduced'
-    >>> verdict(Interval(0.5, -0.25, 0.75), low=0.0)
+    >>> verdict(Interval(-0.25, 0.75), low=0.0)
     'cannot be decided'
     """
     if not np.all(np.isfinite([interval.low, interval.high])):
@@ -122,3 +100,13 @@ def verdict(interval: Interval, low: float | int = -np.inf, high: float | int = 
     if interval.high < low or interval.low > high:
         return NOT_REPRODUCED
     return UNDECIDED
+
+
+def count_verdicts(claims: list[Claim]) -> str:
+    """How many claims have each verdict, as text.
+
+    >>> count_verdicts([claim("positive", "here", "mean", np.mean, np.ones(5), low=0.0)])
+    '1 reproduced'
+    """
+    counts = {word: sum(each.verdict == word for each in claims) for word in VERDICTS}
+    return ", ".join(f"{n} {word}" for word, n in counts.items() if n)

@@ -5,13 +5,24 @@ import html
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import jinja2
-from markupsafe import Markup
+from typing import Any
 
 from marginax._files import atomic_write
-from marginax.report.claims import number
+from marginax.report.claims import VERDICTS, number
 from marginax.report.section import Section
+
+_PLAIN = {
+    r"\bar c": "c̄",
+    r"\bar ": "",
+    **{rf"\{name}": letter for name, letter in zip(
+        ("alpha", "beta", "gamma", "lambda", "pi", "mu", "sigma", "tau", "sum", "times", "le", "ge", "pm", "to"),
+        "αβγλπμστΣ×≤≥±→",
+        strict=True,
+    )},
+    r"\,": " ",
+    "{": "",
+    "}": "",
+}  # fmt: skip
 
 
 def write_page(
@@ -22,7 +33,7 @@ def write_page(
     lead: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
 ) -> None:
-    """Write one self-contained page: the claims of all sections, then each with its figures and tables.
+    """Writes one self-contained page: the main claims, then each section, its figures first and its claims folded.
 
     Args:
         path: the HTML file.
@@ -37,6 +48,8 @@ def write_page(
     >>> "<h2>The chain</h2>" in path.read_text("utf-8")
     True
     """
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("marginax.report", "templates"),
         autoescape=True,
@@ -44,7 +57,7 @@ def write_page(
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(prose=_prose, cell=_cell, slug=_slug)
+    environment.filters.update(prose=_prose, plain=plain, cell=_cell, slug=_slug)
     pictures = {
         (section.name, figure.file): _data_uri(folder / f"{figure.file}.png")
         for folder, section in sections
@@ -55,27 +68,54 @@ def write_page(
         title=title,
         lead=lead,
         sections=shown,
-        claims=[(section, claim) for section in shown for claim in section.claims],
+        claims=[claim for section in shown for claim in section.claims],
+        verdicts=VERDICTS,
         pictures=pictures,
         versions=versions if versions is not None else (shown[0].versions if shown else {}),
     )
     atomic_write(path, lambda file: file.write(text.encode("utf-8")))
 
 
+def plain(text: str) -> str:
+    r"""Text without markup, for a terminal: LaTeX between dollar signs becomes Unicode.
+
+    >>> plain(r"at $\bar c = 2$ *both* are `Q^pi`, $Q^\pi$")
+    'at c̄ = 2 both are Q^pi, Q^π'
+    """
+
+    def unicode(match: re.Match[str]) -> str:
+        found = match[1]
+        for latex, letter in _PLAIN.items():
+            found = found.replace(latex, letter)
+        return found
+
+    text = re.sub(r"\$([^$]+)\$", unicode, text)
+    return re.sub(r"\*([^*\s][^*]*)\*", r"\1", text).replace("`", "")
+
+
+def _prose(text: str) -> Any:
+    """Text with `code` in backticks, *stress* in stars and LaTeX between dollar signs, as HTML and MathML."""
+    from latex2mathml.converter import convert
+    from markupsafe import Markup
+
+    pieces = re.split(r"(\$[^$]+\$)", text)
+    for i, piece in enumerate(pieces):
+        if i % 2:
+            pieces[i] = convert(piece[1:-1])
+        else:
+            safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(piece, quote=False))
+            pieces[i] = re.sub(r"\*([^*\s][^*]*)\*", r"<em>\1</em>", safe)
+    return Markup("".join(pieces))
+
+
 def _data_uri(path: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
 
 
-def _prose(text: str) -> Markup:
-    """Plain text with `code` in backticks and *stress* in stars."""
-    safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
-    return Markup(re.sub(r"\*([^*\s][^*]*)\*", r"<em>\1</em>", safe))
-
-
-def _cell(value: object) -> str:
+def _cell(value: object) -> Any:
     if value is None:
         return "–"
-    return number(value) if isinstance(value, float) else str(value)
+    return number(value) if isinstance(value, float) else _prose(str(value))
 
 
 def _slug(text: str) -> str:

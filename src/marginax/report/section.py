@@ -6,39 +6,39 @@ has it is finished.
 """
 
 import importlib.metadata
-import json
 import platform
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from marginax._files import atomic_write
-from marginax.report.claims import Claim, Interval
+from marginax._files import load_json, save_json
+from marginax.report.claims import Claim
+from marginax.statistics import Interval
 
 FILE = "result.json"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: `<file>.png` and `<file>.pdf` in the section's folder, its caption, a text for the blind.
+    """A figure: `<file>.png` and `<file>.pdf` in the section's folder.
 
-    >>> Figure("chain", "Relative error against iterations.").file
-    'chain'
+    Attributes:
+        file: the name of both files without the ending.
+        caption: what is drawn.
+        alt: the same in few words, for those who cannot see it.
+        finding: the one sentence that it shows, set above it.
     """
 
     file: str
     caption: str
     alt: str = ""
+    finding: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A small table shown in the page; cells are shown as they are, floats with three significant digits.
-
-    >>> Table("Rates", ("clip", "rate"), ((1.0, 0.5), (2.0, 0.25))).columns
-    ('clip', 'rate')
-    """
+    """A small table shown in the page; cells are shown as they are, floats with three significant digits."""
 
     title: str
     columns: tuple[str, ...]
@@ -53,10 +53,10 @@ class Section:
     Attributes:
         name: a short name, also that of the folder.
         title: the heading.
-        text: paragraphs; `code` in backticks is set as code.
-        figures: shown in this order.
-        tables: shown after the figures.
-        claims: lines for the claims table.
+        text: paragraphs; `code` in backticks is set as code, LaTeX between dollar signs as mathematics.
+        figures: shown first, in this order.
+        tables: shown after the text.
+        claims: lines of the section's table of claims.
         data: names of CSV files in the folder with the data behind the figures.
         settings: everything the numbers depend on, shown in the page.
         command: the command that makes this section.
@@ -94,65 +94,62 @@ def versions() -> dict[str, str]:
 
 
 def save_section(folder: Path, section: Section) -> None:
-    """Write `result.json`, last and in one piece; the files it names must be there.
+    """Writes `result.json`, last and in one piece; the files it names must be there.
 
     Raises:
         FileNotFoundError: a figure or data file that the section names is missing.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> save_section(folder, Section("chain", "The chain"))
-    >>> load_section(folder).title
-    'The chain'
     """
-    for name in _files(section):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(
-                f"section {section.name!r} names {name!r}, which is not in {str(folder)!r}"
-            )
-    text = json.dumps({"format": FORMAT, **asdict(section)}, indent=1, ensure_ascii=False)
-    atomic_write(folder / FILE, lambda file: file.write(text.encode("utf-8")))
+    if missing := _missing(folder, section):
+        raise FileNotFoundError(
+            f"section {section.name!r} names {missing!r}, which is not in {str(folder)!r}"
+        )
+    save_json(folder / FILE, {"format": FORMAT, **asdict(section)})
 
 
 def load_section(folder: Path) -> Section | None:
-    """Read a section back, or None where the folder has no finished one.
+    """Reads a section back, or None where the folder has no finished one of this format.
 
     Raises:
         ValueError: `result.json` is damaged or a file that it names is missing.
 
     >>> import tempfile
-    >>> load_section(Path(tempfile.mkdtemp())) is None
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> load_section(folder) is None
     True
+    >>> save_section(folder, Section("chain", "The chain"))
+    >>> load_section(folder).title
+    'The chain'
     """
     path = folder / FILE
     if not path.is_file():
         return None
     try:
-        raw = json.loads(path.read_text("utf-8"))
-        if raw.pop("format") != FORMAT:
-            raise ValueError("unknown format")
-        claims = tuple(Claim(**{**c, "interval": Interval(**c["interval"])}) for c in raw.pop("claims"))
-        tables = tuple(
-            Table(t["title"], tuple(t["columns"]), tuple(tuple(row) for row in t["rows"]), t["note"])
-            for t in raw.pop("tables")
+        raw = load_json(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; remove it to compute it again") from None
+    if raw.pop("format", None) != FORMAT:
+        return None
+    tables = [
+        (t["title"], tuple(t["columns"]), tuple(map(tuple, t["rows"])), t["note"]) for t in raw["tables"]
+    ]
+    section = Section(
+        **{
+            **raw,
+            "text": tuple(raw["text"]),
+            "figures": tuple(Figure(**figure) for figure in raw["figures"]),
+            "tables": tuple(Table(*table) for table in tables),
+            "claims": tuple(Claim(**{**c, "interval": Interval(**c["interval"])}) for c in raw["claims"]),
+            "data": tuple(raw["data"]),
+        }
+    )
+    if missing := _missing(folder, section):
+        raise ValueError(
+            f"the earlier result {str(path)!r} is damaged ({missing!r} is missing); remove it to compute it again"
         )
-        figures = tuple(Figure(**f) for f in raw.pop("figures"))
-        raw["text"], raw["data"] = tuple(raw["text"]), tuple(raw["data"])
-        section = Section(figures=figures, tables=tables, claims=claims, **raw)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, error) from None
-    missing = [name for name in _files(section) if not (folder / name).is_file()]
-    if missing:
-        raise _damaged(path, f"{missing[0]!r} is missing")
     return section
 
 
-def _damaged(path: Path, reason: object) -> ValueError:
-    return ValueError(
-        f"the earlier result {str(path)!r} is damaged ({reason}); remove it to compute it again"
-    )
-
-
-def _files(section: Section) -> list[str]:
+def _missing(folder: Path, section: Section) -> str | None:
+    """The first file that a section names and that is not there."""
     pictures = [f"{figure.file}.{kind}" for figure in section.figures for kind in ("png", "pdf")]
-    return [*pictures, *section.data]
+    return next((name for name in (*pictures, *section.data) if not (folder / name).is_file()), None)
