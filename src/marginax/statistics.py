@@ -74,7 +74,8 @@ def bootstrap(
     rows = np.random.default_rng(seed).integers(counts[0], size=(replicates, counts[0]))
     found = np.array([statistic(*(array[row] for array in arrays)) for row in rows])
     low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return Interval(*(end if end.ndim else float(end) for end in (low, high)), level)
+    low, high = (end if end.ndim else float(end) for end in (low, high))
+    return Interval(low, high, level)
 
 
 def interquartile_mean(values: ArrayLike, axis: int = 0) -> Any:

@@ -189,7 +189,7 @@ class Chain(Experiment):
                                 markevery=every,
                             )
                     axis.set_yscale("log")
-                lines = [Line2D([], [], color="#444444", linestyle=dash, linewidth=1) for dash in DASHES]
+                lines = [Line2D([], [], color="#444444", ls=dash, linewidth=1) for dash in DASHES]
                 words = [f"{symbol} = {value:g}" for value in values]
                 heading = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "title_fontsize": 8.5}
                 top.legend(

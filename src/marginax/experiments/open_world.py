@@ -91,7 +91,7 @@ class OpenWorld(Experiment):
     def learn(self, stream: Any, operator: str, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Q after every iteration `[seeds, iterations, S, A]`, and its error at the start."""
         problem = self.problem()
-        q = mx.learning.evaluate(
+        found = mx.learning.evaluate(
             stream,
             problem.pi,
             c,
@@ -100,7 +100,7 @@ class OpenWorld(Experiment):
             growth=1.1 if operator == CERTAINTY else 1.0,
             visits=self.visits,
         )
-        q, q_pi = np.asarray(q), problem.mdp.q_values(problem.pi)
+        q, q_pi = np.asarray(found), problem.mdp.q_values(problem.pi)
         return q, measures.relative_error(q, q_pi) / q_pi.shape[1]
 
     def compute(self, seeds: range) -> Arrays:

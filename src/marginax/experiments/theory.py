@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import tyro
@@ -130,8 +130,12 @@ class Theory(Experiment):
                 batch = mx.trajectories.sample(mdp, mu, key, episodes=most, horizon=horizon)
                 for j, count in enumerate(map(int, self.counts)):
                     some = _first(batch, count)
-                    for k, estimate in enumerate((mx.weights.monte_carlo, mx.weights.certainty_equivalence)):
-                        operator = mx.marginalized(mdp, pi, mu, estimate(some, c))
+                    estimates: tuple[Any, ...] = (
+                        mx.weights.monte_carlo(some, c),
+                        mx.weights.certainty_equivalence(some, c),
+                    )
+                    for k, w in enumerate(estimates):
+                        operator = mx.marginalized(mdp, pi, mu, w)
                         found[i, k, seed, j] = operator.contraction_rate()
         return {"found": found, "exact": exact}
 

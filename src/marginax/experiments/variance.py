@@ -161,7 +161,7 @@ class Variance(Experiment):
                 "average over the path to the pair": (RED, "-"),
                 "no order known": (GREY, ":"),
             }
-            lines = [Line2D([], [], color=colour, linestyle=line) for colour, line in legend.values()]
+            lines = [Line2D([], [], color=colour, ls=line) for colour, line in legend.values()]
             figure.legend(lines, list(legend), loc="outside lower center", ncols=3)
 
     def _claims(self, moments: Mapping[str, np.ndarray]) -> list[report.Claim]:
