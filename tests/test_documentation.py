@@ -23,7 +23,7 @@ def test_examples_run(page, tmp_path, monkeypatch):
 
 def test_readme_commands_are_the_documented_ones():
     """The two commands of the README stand in the docs word for word."""
-    commands = re.findall(r"(?m)^ +(python -m pip install uv && .*)$", PAGES[0].read_text())
+    commands = re.findall(r"(?m)^ +(python3 -m venv .venv && .*)$", PAGES[0].read_text())
     assert len(commands) == 2
     started = (ROOT / "docs" / "getting-started.md").read_text()
     assert all(command in started for command in commands)
