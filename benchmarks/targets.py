@@ -1,18 +1,11 @@
-"""Targets against rlax (`retrace` and `vtrace`, jitted and vmapped), or against a plain scan where there is no rlax.
+"""Targets against rlax (`retrace` and `vtrace`, jitted and vmapped), or against a plain loop where there is no rlax.
 
-    python benchmarks/targets.py [--quick] [--sizes 128x256 4096x2048] [--layouts batch time]
+    python benchmarks/targets.py [--sizes 128x256 4096x2048] [--layouts batch time] [--against rlax loop]
 
 Both sides get the same arrays: Retrace starts from the action values and policies of T + 1 states, V-trace from values and
-ratios. Each returns what it is made to return, rlax the errors and this library the targets; that targets minus values are the errors is
-checked. They are timed in turns, and the median of each counts. `batch` is [B, T] with `jax.vmap(...)`; `time` is [T, B] with
-`in_axes=1`, which spares both sides a transposition.
-
-A call from Python takes some 8 µs, and more if threads have to be woken. So on a CPU there is a second comparison, `inside`: the
-function many times within one program, each time with rewards made of the last result, as in a training step that is compiled as a whole.
-
-On an accelerator, rlax's functions are loops over time; where rlax is not installed the loop is this library's own
-recursion with `backend="scan"`. The share of the memory bandwidth (accelerators only) counts every input read once and
-every target written once, against a copy of a large array timed in the same run.
+ratios. They are timed in turns, and the median of each counts. `batch` is [B, T] with `jax.vmap(...)`; `time` is [T, B]
+with `in_axes=1`. rlax returns errors and this library targets; that they agree is checked. The loop is this library's own
+recursion with `backend="scan"`, which is of interest on an accelerator: there the targets are an associative scan.
 """
 
 import argparse
@@ -26,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marginax import targets
+from marginax.traces import clip_ratios
 
 try:
     import rlax
@@ -34,7 +28,6 @@ except ImportError:
 
 ACTIONS = 4
 DECAY = 0.9
-ON_CPU = jax.default_backend() == "cpu"
 
 
 def make_inputs(length: int, batch: int, layout: str) -> tuple[tuple, tuple]:
@@ -56,17 +49,14 @@ def make_inputs(length: int, batch: int, layout: str) -> tuple[tuple, tuple]:
 
 
 def our_retrace(q, pi, actions, mu, rewards, discounts, backend="auto"):
-    """The targets of which `rlax.retrace` returns the errors."""
-    q_taken = targets.taken(q, actions)[:-1]
-    traces = DECAY * jnp.minimum(1.0, targets.taken(pi, actions) / (mu + 1e-8))
-    v_next = targets.expected(q, pi)[1:]
+    traces = clip_ratios(targets.select_actions(pi, actions) / (mu + 1e-8), 1.0, DECAY)
+    q_taken, v_next = targets.select_actions(q, actions)[:-1], targets.expectation(q, pi)[1:]
     return targets.multi_step(q_taken, v_next, rewards, discounts, traces[:-1], backend=backend)
 
 
 def our_vtrace(v, v_next, rewards, discounts, ratios, backend="auto"):
-    """The targets of which `rlax.vtrace` returns the errors."""
-    clips = {"clip": 1.0, "rho_clip": 1.0, "decay": DECAY}
-    return targets.vtrace(v, v_next, rewards, discounts, ratios, ratios, **clips, backend=backend)
+    traces, rhos = clip_ratios(ratios, 1.0, DECAY), clip_ratios(ratios)
+    return targets.vtrace(v, v_next, rewards, discounts, traces, rhos, backend=backend)
 
 
 def their_retrace(q, pi, actions, mu, rewards, discounts):
@@ -77,23 +67,18 @@ def their_vtrace(v, v_next, rewards, discounts, ratios):
     return rlax.vtrace(v, v_next, rewards, discounts, ratios, DECAY)
 
 
-def peers() -> dict[str, tuple[Callable, Callable, Callable]]:
-    """For each target and one sequence: the peer, ours, and what ours exceeds the peer by."""
-    if rlax is None:
-        return {
-            "Retrace": (partial(our_retrace, backend="scan"), our_retrace, lambda *arrays: 0.0 * arrays[4]),
-            "V-trace": (partial(our_vtrace, backend="scan"), our_vtrace, lambda *arrays: 0.0 * arrays[2]),
-        }
-    return {
-        "Retrace": (their_retrace, our_retrace, lambda q, pi, actions, *_: targets.taken(q, actions)[:-1]),
-        "V-trace": (their_vtrace, our_vtrace, lambda v, *_: v),
-    }
+LOOPS = {"Retrace": partial(our_retrace, backend="scan"), "V-trace": partial(our_vtrace, backend="scan")}
+OURS = {"Retrace": our_retrace, "V-trace": our_vtrace}
+RLAX = {"Retrace": their_retrace, "V-trace": their_vtrace}
+# What our targets exceed rlax's errors by.
+VALUES = {
+    "Retrace": lambda q, pi, actions, *_: targets.select_actions(q, actions)[:-1],
+    "V-trace": lambda v, *_: v,
+}
 
 
 def median_times(functions: list[Callable], arrays: tuple, seconds: float) -> list[float]:
     """The median time of each function: in turns of five calls until the time is up, at least three turns each."""
-    for function in functions:
-        jax.block_until_ready(function(*arrays))
     times: list[list[float]] = [[] for _ in functions]
     start = time.perf_counter()
     while len(times[0]) < 15 or time.perf_counter() - start < seconds:
@@ -105,74 +90,29 @@ def median_times(functions: list[Callable], arrays: tuple, seconds: float) -> li
     return [statistics.median(record) for record in times]
 
 
-def repeated(function: Callable, rewards: int, times: int) -> Callable:
-    """The function so many times within one program; `rewards` is the position of the rewards among its arrays."""
-
-    def once(_, state, arrays):
-        # Behind the barrier, XLA cannot move what the same arrays give each time out of the loop.
-        state, arrays = jax.lax.optimization_barrier((state, arrays))
-        varied = (*arrays[:rewards], state, *arrays[rewards + 1 :])
-        return 0.3 * function(*varied) + arrays[rewards]
-
-    def program(*arrays):
-        return jax.lax.fori_loop(0, times, partial(once, arrays=arrays), arrays[rewards])
-
-    return jax.jit(program)
-
-
-def bandwidth() -> float:
-    """Bytes a second of copying a large array: one read and one write."""
-    array = jnp.ones(2**28, jnp.float32)
-    seconds = median_times([jax.jit(lambda x: x + 1)], (array,), 0.3)[0]
-    return 2 * array.nbytes / seconds
-
-
-def sizes(quick: bool) -> list[tuple[int, int]]:
-    """T and B, as long as the arrays stay within reason."""
-    lengths = [8, 128] if quick else [8, 32, 128, 512, 1024, 4096]
-    batches = [32, 256] if quick else [32, 256, 2048, 16384, 65536]
-    largest = 2**21 if ON_CPU else 2**24
-    return [(length, batch) for length in lengths for batch in batches if length * batch <= largest]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="four small sizes")
-    parser.add_argument("--sizes", nargs="+", metavar="TxB", help="these sizes instead, such as 4096x2048")
+    parser.add_argument("--sizes", nargs="+", metavar="TxB", help="T steps by B sequences, such as 4096x2048")
     parser.add_argument("--layouts", nargs="+", choices=["batch", "time"], default=["batch", "time"])
+    parser.add_argument("--against", choices=["rlax", "loop"], default="loop" if rlax is None else "rlax")
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each comparison")
     options = parser.parse_args()
-    chosen = [tuple(map(int, size.split("x"))) for size in options.sizes or []] or sizes(options.quick)
-    copy = None if ON_CPU else bandwidth()
-    device = jax.devices()[0].device_kind
-    peer = "plain scan" if rlax is None else f"rlax {rlax.__version__}"
-    moves = "" if copy is None else f"; a copy moves {copy / 1e9:.0f} GB/s"
-    print(f"{device}, jax {jax.__version__}, against {peer}{moves}.\n")
-    last = "inside, times faster" if ON_CPU else "share of bandwidth"
-    print(f"| target | layout | T | B | peer, ms | ours, ms | times faster | {last} |")
-    print("|---|---|--:|--:|--:|--:|--:|--:|")
-    for length, batch in chosen:
+    on_cpu = jax.default_backend() == "cpu"
+    sizes = options.sizes or ("32x256 128x256 128x2048 1024x1024" if on_cpu else "128x256 4096x2048").split()
+    peers = RLAX if options.against == "rlax" else LOOPS
+    print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}, against {options.against}.\n")
+    print("| T × B | layout | target | peer, ms | ours, ms | times faster |\n|---|---|---|--:|--:|--:|")
+    for length, batch in (tuple(map(int, size.split("x"))) for size in sizes):
         for layout in options.layouts:
-            retrace, vtrace = make_inputs(length, batch, layout)
             axis = 0 if layout == "batch" else 1
-            for name, arrays, rewards in [("Retrace", retrace, 4), ("V-trace", vtrace, 2)]:
-                *pair, excess = [jax.jit(jax.vmap(f, in_axes=axis, out_axes=axis)) for f in peers()[name]]
-                theirs, ours = (np.asarray(function(*arrays)) for function in pair)
-                np.testing.assert_allclose(ours, theirs + excess(*arrays), rtol=1e-2, atol=1e-2)
-                peer_time, our_time = median_times(pair, arrays, options.seconds)
-                if copy is None:
-                    times = min(max(2**20 // (length * batch), 4), 200)
-                    programs = [repeated(function, rewards, times) for function in pair]
-                    inside = median_times(programs, arrays, options.seconds)
-                    last = f"{inside[0] / inside[1]:.2f}"
-                else:
-                    moved = sum(array.nbytes for array in arrays) + ours.nbytes
-                    last = f"{moved / our_time / copy:.0%}"
-                print(
-                    f"| {name} | {layout} | {length} | {batch} | {1e3 * peer_time:.3f} | {1e3 * our_time:.3f} "
-                    f"| {peer_time / our_time:.2f} | {last} |",
-                    flush=True,
-                )
+            for name, arrays in zip(OURS, make_inputs(length, batch, layout), strict=True):
+                functions = [peers[name], OURS[name], VALUES[name]]
+                peer, ours, values = (jax.jit(jax.vmap(f, in_axes=axis, out_axes=axis)) for f in functions)
+                offset = values(*arrays) if options.against == "rlax" else 0
+                np.testing.assert_allclose(ours(*arrays), peer(*arrays) + offset, rtol=1e-2, atol=1e-2)
+                theirs, own = median_times([peer, ours], arrays, options.seconds)
+                row = f"{1e3 * theirs:.3f} | {1e3 * own:.3f} | {theirs / own:.2f}"
+                print(f"| {length:,} × {batch:,} | {layout} | {name} | {row} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -57,9 +57,9 @@ JITTED = {
     for backend in BACKENDS
 }
 
-lengths = st.sampled_from([1, 7, 16])
+lengths = st.sampled_from([1, 16])  # few, and the same throughout: each compiles anew
 seeds = st.integers(0, 2**32 - 1)
-examples = settings(max_examples=20)
+examples = settings(max_examples=10)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -152,7 +152,7 @@ def test_random_times_have_the_geometric_law():
 # What must never be read
 
 
-def poisoned(length=9):
+def poisoned(length=16):
     """A sequence with NaN wherever nothing may read; the targets of its first five steps must be finite.
 
     Steps 0-1 are an episode that terminates, 2-4 one that is truncated; what follows is padding.
@@ -184,11 +184,11 @@ def poison_traces(s, name):
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_nan_is_never_read(name, mask, backend):
-    function, _, names = CASES[name]
+    names = CASES[name][2]
     s = poison_traces(poisoned(), name)
-    valid = np.arange(9) < 5 if mask else None
-    result = function(*take(s, *names), s["truncated"], valid=valid, backend=backend)
-    expected = function(*take(clean(s), *names), s["truncated"], backend=backend)
+    valid = np.arange(16) < 5 if mask else None
+    result = JITTED[name, backend](*take(s, *names), s["truncated"], valid=valid)
+    expected = JITTED[name, backend](*take(clean(s), *names), s["truncated"])
     np.testing.assert_allclose(result[:5], expected[:5], rtol=1e-5)
     if mask:
         np.testing.assert_array_equal(result[5:], 0)
@@ -198,15 +198,15 @@ def test_nan_is_never_read(name, mask, backend):
 @pytest.mark.parametrize("name", CASES)
 def test_nan_does_not_reach_gradients(name, backend):
     function, _, names = CASES[name]
-    s = poison_traces(poisoned(), name)
-    valid = jnp.arange(9) < 5
+    s = poison_traces(poisoned(7), name)
+    valid = jnp.arange(7) < 5
 
     def loss(arrays):
         result = function(*arrays, s["truncated"], valid=valid, backend=backend, stop_gradient=False)
         return jnp.sum(result**2)
 
-    gradients = jax.grad(loss)([jnp.asarray(a) for a in take(s, *names)])
-    expected = jax.grad(loss)([jnp.asarray(a) for a in take(clean(s), *names)])
+    gradient_of = jax.jit(jax.grad(loss))
+    gradients, expected = gradient_of(take(s, *names)), gradient_of(take(clean(s), *names))
     for name, gradient, want in zip(names, gradients, expected, strict=True):
         np.testing.assert_allclose(gradient, want, rtol=1e-4, atol=1e-5, err_msg=name)
 
@@ -243,22 +243,6 @@ def test_plain_jitted_and_batched_agree(name):
     np.testing.assert_allclose(batched, one_by_one.T, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("estimate", [targets.multi_step, targets.vtrace])
-def test_a_batch_with_time_first_is_not_transposed(estimate):
-    """All the way from tables; a transposition costs more than the target."""
-
-    def program(q, pi, actions, mu, rewards, discounts):
-        traces = jnp.minimum(1, targets.taken(pi, actions) / mu)
-        values = targets.taken(q, actions)
-        rhos = () if estimate is targets.multi_step else (traces,)
-        return estimate(values, targets.expected(q, pi), rewards, discounts, traces, *rhos)
-
-    table, steps = jnp.ones((6, 5, 3)), jnp.ones((6, 5))
-    batched = jax.jit(jax.vmap(program, in_axes=1, out_axes=1))
-    compiled = batched.lower(table, table, steps.astype(int), steps, steps, steps).compile().as_text()
-    assert " while(" in compiled and " transpose(" not in compiled
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_and_mixed_precision_are_welcome(dtype, backend):
@@ -267,7 +251,7 @@ def test_half_and_mixed_precision_are_welcome(dtype, backend):
     half = targets.multi_step(*(jnp.asarray(array, dtype) for array in arrays), backend=backend)
     assert half.dtype == dtype
     np.testing.assert_allclose(half.astype(np.float32), expected, rtol=0.1, atol=0.1)
-    for place in range(len(arrays)):
+    for place in (0, 4):
         mixed = [jnp.asarray(array, dtype if i == place else None) for i, array in enumerate(arrays)]
         result = targets.multi_step(*mixed, backend=backend)
         assert result.dtype == jnp.float32
@@ -297,14 +281,15 @@ def test_gradients_are_those_of_the_sum(name, backend):
             result = function(*arrays, s["truncated"], backend=backend, stop_gradient=False)
             return result @ projection
 
-        gradients = jax.grad(loss)(arrays)
+        gradients = jax.jit(jax.grad(loss))(arrays)
+        derivative = jax.jit(lambda arrays, shift: jax.jvp(loss, (arrays,), (shift,))[1])
         for i, argument in enumerate(names):
             if argument == "discounts":  # a discount of zero is a fact about the episode, not a number
                 continue
             direction = np.random.default_rng(i).normal(size=arrays[i].shape)
             shift = [np.zeros_like(a) for a in arrays]
             shift[i] = direction
-            forward = jax.jvp(loss, (arrays,), (shift,))[1]
+            forward = derivative(arrays, shift)
             ends = [
                 np.dot(
                     reference(*(a + h * d for a, d in zip(arrays, shift, strict=True)), s["truncated"]),
@@ -334,9 +319,9 @@ def test_a_packed_sequence_is_its_episodes_one_by_one(seed):
 
 
 def test_long_products_neither_overflow_nor_lose_what_counts():
-    """Importance sampling over 4,096 steps: products of ratios pass through 1e+-200 in theory."""
+    """Importance sampling over 1,024 steps: products of ratios fall to 1e-200 in theory."""
     rng = np.random.default_rng(0)
-    length = 4096
+    length = 1024
     traces = np.exp(rng.normal(-0.5, 1.0, size=length)).astype(np.float32)
     arrays = [rng.normal(size=length).astype(np.float32) for _ in range(3)]
     discounts = np.full(length, 0.99, np.float32)

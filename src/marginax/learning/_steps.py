@@ -64,6 +64,7 @@ def marginalized_targets(
     pair = trajectory.states * q.shape[1] + trajectory.actions
     rows = w.reshape(q.size, q.size)
 
+    # `targets.recursion` with the vector g_t would do it, too, but writes all vectors down: 7 times slower on a CPU.
     def step(later: Array, now: tuple[Any, ...]) -> tuple[Array, Array]:
         pair, error, carry = now
         sums = (carry * later).at[pair].add(error)

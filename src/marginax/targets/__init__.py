@@ -3,24 +3,33 @@
 Every function takes the arrays of *one* sequence; use `jax.vmap` for batches. In a sequence `q[t] = Q(x_t,
 a_t)`, `v_next[t] = Q(x_{t+1}, π)`, `discounts[t]` is γ, or 0 where step `t` ended the episode, and a
 *truncated* step still bootstraps from `v_next[t]` but lets no credit through from what follows it in the
-array.
+array. All of them are one `recursion`, whose documentation lists the coefficients of each.
 """
 
-from ._estimates import RandomTimes, marginalized, marginalized_vtrace, multi_step, random_times, vtrace
-from ._log_ratios import traces_from_log_ratios
-from ._tables import expected, taken
-from ._uncorrected import n_step, peng
+from ._estimates import (
+    RandomTimes,
+    marginalized,
+    marginalized_vtrace,
+    multi_step,
+    n_step,
+    peng,
+    random_times,
+    vtrace,
+)
+from ._inputs import expectation, select_actions, traces_from_log_ratios
+from ._recursion import recursion
 
 __all__ = [
     "RandomTimes",
-    "expected",
+    "expectation",
     "marginalized",
     "marginalized_vtrace",
     "multi_step",
     "n_step",
     "peng",
     "random_times",
-    "taken",
+    "recursion",
+    "select_actions",
     "traces_from_log_ratios",
     "vtrace",
 ]

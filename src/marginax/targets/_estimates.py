@@ -1,6 +1,7 @@
-"""Sampled estimates of the operators: multi-step, marginalized, V-trace and marginalized V-trace."""
+"""The targets: sampled estimates of the operators, and two that do not correct for the behaviour policy."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -8,16 +9,26 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
-from ._loop import shifted, zero_where
-from ._recursion import Backend, Form, from_every_start, recursion
+from marginax import _checks as checks
+
+from ._recursion import Backend, recursion, shifted, zero_where
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _compiled(function: F) -> F:
+    """`jax.jit` with the options held static."""
+    options = {"steps", "stop_gradient", "backend"}.intersection(function.__annotations__)
+    return jax.jit(function, static_argnames=tuple(options))  # type: ignore[return-value]
 
 
 class RandomTimes(eqx.Module):
     r"""Geometric random times, one for every step of a sequence, drawn by `random_times`.
 
-    Each step tosses a coin that says *stop* with probability `1 - γ`; the random time of step `t` ends at the
-    first stop at or after `t`, so that $P(\tau_t = t + n) = (1-\gamma)\gamma^n$ for every `t`. Steps share
-    their coins: each time has the right law, and times of neighbouring steps are dependent.
+    Each step tosses a coin that says *stop* with probability `1 - γ`. The random time of step `t` is the first stop
+    at or after `t`, so that $P(\tau_t = t + n) = (1-\gamma)\gamma^n$ for every `t`. The coins are shared: each time has
+    the right law, and times of neighbouring steps are dependent.
 
     Attributes:
         stop: whether the coin of step `t` says stop, `[T]`.
@@ -53,45 +64,35 @@ def random_times(key: Array, steps: int, discount: ArrayLike) -> RandomTimes:
     return RandomTimes(jax.random.uniform(key, (steps,), gamma.dtype) >= gamma, gamma)
 
 
-class Given(NamedTuple):
-    """The arrays of a sequence, checked: `[T]`, or a scalar that stands for all steps (`values` is always `[T]`)."""
+class _Steps(NamedTuple):
+    """What every target needs of a sequence, with all that must not be read replaced by zeros."""
 
     values: Array
-    v_next: Array
-    rewards: Array
-    discounts: Array
-    closed: Array | None  # lets no credit through: truncated, padding, or the step before padding
-    valid: Array | None
-    times: RandomTimes | None
-
-
-class Steps(NamedTuple):
-    """What every target needs of a sequence, with all that must not be read taken out."""
-
-    values: Array
-    errors: Array  # r + γ V(x') - Q(x, a), over 1 - γ at a random time and zero elsewhere
-    carry: Array  # what multiplies the following step's sum: γ, or zero where `cut`
-    cut: Array
+    v_next: Array  # zero at cuts
+    errors: Array  # r + γ V(x') - Q(x, a); divided by 1 - γ at a random time, and zero before it
+    carry: Array  # γ, or zero at cuts
+    cut: Array  # lets no credit through: the end of an episode, a truncated step, padding, the step before padding
     valid: Array | None
 
     def kept(self, factor: Array) -> Array:
         """A factor of each step's error (`[T]`, or `[T, T]` for each start), with zeros in the padding."""
         return factor if self.valid is None else zero_where(~self.valid, factor)
 
+    def target(self, b: Array, a: Array, stop_gradient: bool, backend: Backend) -> Array:
+        """`values + y` for the recursion with these coefficients."""
+        values, b, a, cut = jnp.broadcast_arrays(self.values, b, a, self.cut)
+        if stop_gradient:
+            values, b, a = jax.lax.stop_gradient((values, b, a))
+        return values + recursion(b, a, cut, backend)
 
-def floats(name: str, value: ArrayLike, like: Array | None = None) -> Array:
-    """A floating-point array, of the length of `like` if that is given, or a scalar."""
+
+def _floats(name: str, value: ArrayLike, like: Array | None = None) -> Array:
+    """A floating-point array: `[T]`, or if `like` is given, of its shape or a scalar."""
     array = jnp.asarray(value)
     array = array.astype(jnp.result_type(array, float))
-    if like is None:
-        if array.ndim != 1 or array.shape[0] == 0:
-            raise ValueError(f"{name} must be a sequence [T] with T >= 1, but has shape {array.shape}.")
-        return array
-    return _of_length(name, array, like)
-
-
-def _flags(name: str, value: ArrayLike | None, like: Array) -> Array | None:
-    return None if value is None else _of_length(name, jnp.asarray(value, bool), like)
+    if like is None and (array.ndim != 1 or array.shape[0] == 0):
+        raise ValueError(f"{name} must be a sequence [T] with T >= 1, but has shape {array.shape}.")
+    return array if like is None else _of_length(name, array, like)
 
 
 def _of_length(name: str, array: Array, like: Array) -> Array:
@@ -102,30 +103,12 @@ def _of_length(name: str, array: Array, like: Array) -> Array:
     return array
 
 
-def _weights(value: ArrayLike, like: Array) -> Array:
-    array = jnp.asarray(value)
-    if array.ndim < 2:
-        return floats("weights", array, like)
-    if array.shape != 2 * like.shape:
-        raise ValueError(
-            f"weights must have shape {like.shape} or {2 * like.shape} ([start, step]), not {array.shape}."
-        )
-    return array.astype(jnp.result_type(array, float))
-
-
-def _number(name: str, value: ArrayLike | None, like: Array) -> Array | None:
-    array = None if value is None else jnp.asarray(value, like.dtype)
-    if array is not None and array.ndim:
-        raise ValueError(f"{name} must be a number, but has shape {array.shape}.")
-    return array
-
-
-def following(array: Array) -> Array:
+def _following(array: Array) -> Array:
     """What the next step has; a scalar is the same for all steps."""
     return shifted(array) if array.ndim else array
 
 
-def checked(
+def _steps(
     values: ArrayLike | None,
     v_next: ArrayLike,
     rewards: ArrayLike,
@@ -133,79 +116,30 @@ def checked(
     truncated: ArrayLike | None,
     valid: ArrayLike | None,
     times: RandomTimes | None = None,
-) -> Given:
-    """Checks the arguments that all targets share. Without values, errors will be r + γ V(x')."""
-    first = floats("values", values) if values is not None else jnp.zeros_like(floats("v_next", v_next))
-    cut, kept = _flags("truncated", truncated, first), _flags("valid", valid, first)
-    if kept is not None:
-        beside = ~kept | ~following(kept)
-        cut = beside if cut is None else cut | beside
-    if times is not None:
-        _of_length("times.stop", times.stop, first)
-    return Given(
-        first,
-        floats("v_next", v_next, first),
-        floats("rewards", rewards, first),
-        floats("discounts", discounts, first),
-        cut,
-        kept,
-        times,
-    )
-
-
-def steps_of(given: Given) -> Steps:
-    """The steps of a sequence or of any part of it: this works entry by entry."""
-    values, v_next, rewards, discounts, closed, valid, times = given
+) -> _Steps:
+    """Checks the arguments that all targets share. Without values, errors are r + γ V(x')."""
+    first = _floats("values", values) if values is not None else jnp.zeros_like(_floats("v_next", v_next))
+    ahead = _floats("v_next", v_next, first)
+    r, gamma = _floats("rewards", rewards, first), _floats("discounts", discounts, first)
+    kept = None
     if valid is not None:
-        values, v_next, rewards, discounts = (
-            zero_where(~valid, x) for x in (values, v_next, rewards, discounts)
-        )
-    cut = discounts == 0 if closed is None else (discounts == 0) | closed
-    errors = rewards + discounts * zero_where(discounts == 0, v_next) - values
+        kept = _of_length("valid", jnp.asarray(valid, bool), first)
+        first, ahead, r, gamma = (zero_where(~kept, x) for x in (first, ahead, r, gamma))
+    cut = ended = gamma == 0
+    if truncated is not None:
+        cut = cut | _of_length("truncated", jnp.asarray(truncated, bool), first)
+    if kept is not None:
+        cut = cut | ~kept | ~_following(kept)
+    errors = r + gamma * zero_where(ended, ahead) - first
     if times is not None:
-        gamma = times.discount
-        errors = zero_where(~times.stop, errors / (1 - gamma))
-        discounts = discounts / jnp.where(gamma == 0, 1, gamma)
-        cut = cut | times.stop
-    return Steps(values, errors, zero_where(cut, discounts), cut, valid)
+        stop = _of_length("times.stop", times.stop, first)
+        errors = zero_where(~stop, errors / (1 - times.discount))
+        gamma = gamma / jnp.where(times.discount == 0, 1, times.discount)
+        cut = cut | stop
+    return _Steps(first, zero_where(cut, ahead), errors, zero_where(cut, gamma), cut, kept)
 
 
-def targets(form: Form, arrays: tuple, stop_gradient: bool, backend: Backend, in_loop: bool = False) -> Array:
-    """The recursion whose terms `form` makes of the arrays, as a constant if so wished."""
-    return recursion(form, jax.lax.stop_gradient(arrays) if stop_gradient else arrays, backend, in_loop)
-
-
-def _multi_step_form(given: Given, following_trace: Array) -> tuple[Array, Array, Array, Array]:
-    steps = steps_of(given)
-    return steps.values, steps.errors, steps.carry * zero_where(steps.cut, following_trace), steps.cut
-
-
-def _marginalized_form(given: Given, weights: Array, rhos: Array) -> tuple[Array, Array, Array, Array]:
-    steps = steps_of(given)
-    errors = steps.kept(weights) * (steps.kept(rhos) * steps.errors)
-    return steps.values, errors, steps.carry, steps.cut
-
-
-def _vtrace_form(
-    given: Given,
-    traces: Array,
-    rhos: Array | None,  # None: the traces are the ratios of both
-    clip: Array | None,
-    rho_clip: Array | None,
-    decay: Array | None,
-) -> tuple[Array, Array, Array, Array]:
-    steps = steps_of(given)
-    rhos = traces if rhos is None else rhos
-    if clip is not None:
-        traces = jnp.minimum(traces, clip)
-    if decay is not None:
-        traces = decay * traces
-    if rho_clip is not None:
-        rhos = jnp.minimum(rhos, rho_clip)
-    coefficients = steps.carry * zero_where(steps.cut, traces)
-    return steps.values, steps.kept(rhos) * steps.errors, coefficients, steps.cut
-
-
+@_compiled
 def multi_step(
     q: ArrayLike,
     v_next: ArrayLike,
@@ -232,7 +166,7 @@ def multi_step(
         v_next: `Q(x_{t+1}, π)`, for the successors of times 0 to T-1. Not read where `discounts` is 0.
         rewards: `r_t`, times 0 to T-1.
         discounts: γ, or 0 where step `t` ended the episode; nothing beyond such a step is read.
-        traces: `c(x_t, a_t)`, or one number for all. The first one of each episode is never read.
+        traces: `c(x_t, a_t)`, times 0 to T-1, or one number for all. The first one of each episode is never read.
         truncated: where an episode was cut off: the step still bootstraps from `v_next`, and lets no credit
             through from what follows it in the array. The last step of the array is always such a step.
         valid: False for padding, which is never read; its targets are 0.
@@ -252,11 +186,12 @@ def multi_step(
     >>> multi_step(q, v_next, rewards, discounts, traces=jnp.array([9.0, 0.8]))
     Array([1.6, 1. ], dtype=float32)
     """
-    given = checked(q, v_next, rewards, discounts, truncated, valid, times)
-    later = following(floats("traces", traces, given.values))
-    return targets(_multi_step_form, (given, later), stop_gradient, backend)
+    steps = _steps(q, v_next, rewards, discounts, truncated, valid, times)
+    c = _following(_floats("traces", traces, steps.values))
+    return steps.target(steps.errors, steps.carry * zero_where(steps.cut, c), stop_gradient, backend)
 
 
+@_compiled
 def marginalized(
     q: ArrayLike,
     v_next: ArrayLike,
@@ -292,7 +227,7 @@ def marginalized(
         times: random times; then the estimate is
             $Q + (1-\gamma)^{-1} w_{x_t,a_t}(x_\tau,a_\tau) \hat\Delta_\tau$.
         stop_gradient: as in `multi_step`.
-        backend: as in `multi_step`; weights `[T, T]` are met row by row or all at once.
+        backend: as in `multi_step`.
 
     Returns:
         One target for every step.
@@ -307,10 +242,11 @@ def marginalized(
     >>> marginalized(q, v_next, rewards, discounts, weights=jnp.array([[1.0, 0.8], [jnp.nan, 1.0]]))
     Array([1.6, 1. ], dtype=float32)
     """
-    given = checked(q, v_next, rewards, discounts, truncated, valid, times)
-    return _marginalized(given, 1.0, weights, stop_gradient, backend)
+    steps = _steps(q, v_next, rewards, discounts, truncated, valid, times)
+    return _marginalized(steps, steps.errors, weights, stop_gradient, backend)
 
 
+@_compiled
 def vtrace(
     v: ArrayLike,
     v_next: ArrayLike,
@@ -320,9 +256,6 @@ def vtrace(
     rhos: ArrayLike,
     truncated: ArrayLike | None = None,
     *,
-    clip: ArrayLike | None = None,
-    rho_clip: ArrayLike | None = None,
-    decay: ArrayLike | None = None,
     valid: ArrayLike | None = None,
     times: RandomTimes | None = None,
     stop_gradient: bool = True,
@@ -341,13 +274,9 @@ def vtrace(
         v_next: `V(x_{t+1})`, for the successors of times 0 to T-1. Not read where `discounts` is 0.
         rewards: `r_t`, times 0 to T-1.
         discounts: γ, or 0 where step `t` ended the episode; nothing beyond such a step is read.
-        traces: `c(x_t, a_t)`, usually min(c̄, π/μ); or one number for all.
-        rhos: `ρ(x_t, a_t)`, usually min(ρ̄, π/μ); or one number for all.
+        traces: `c(x_t, a_t)`, times 0 to T-1, usually λ min(c̄, π/μ) (`traces.clip_ratios`); or one number for all.
+        rhos: `ρ(x_t, a_t)`, times 0 to T-1, usually min(ρ̄, π/μ); or one number for all.
         truncated: as in `multi_step`.
-        clip: c̄. Then `traces` may be the ratios π/μ as they are: min(c̄, π/μ) is formed on the way, which spares
-            a pass over the arrays.
-        rho_clip: ρ̄, likewise for `rhos`.
-        decay: λ, a factor of the traces after they are clipped.
         valid: as in `multi_step`.
         times: random times, as in `multi_step`.
         stop_gradient: as in `multi_step`.
@@ -362,22 +291,14 @@ def vtrace(
     >>> v, v_next = jnp.array([1.0, 2.0]), jnp.array([2.0, 9.0])
     >>> vtrace(v, v_next, jnp.ones(2), jnp.array([0.5, 0.0]), traces=jnp.array([0.8, 1.0]), rhos=1.0)
     Array([1.6, 1. ], dtype=float32)
-    >>> ratios = jnp.array([3.0, 0.5])
-    >>> vtrace(v, v_next, jnp.ones(2), jnp.array([0.5, 0.0]), ratios, ratios, clip=0.8, rho_clip=1.0)
-    Array([1.8, 1.5], dtype=float32)
     """
-    given = checked(v, v_next, rewards, discounts, truncated, valid, times)
-    c = floats("traces", traces, given.values)
-    rho = None if rhos is traces else floats("rhos", rhos, given.values)
-    limits = (
-        _number("clip", clip, c),
-        _number("rho_clip", rho_clip, c if rho is None else rho),
-        _number("decay", decay, c),
-    )
-    as_they_are = clip is not None and rho_clip is not None and valid is None
-    return targets(_vtrace_form, (given, c, rho, *limits), stop_gradient, backend, in_loop=as_they_are)
+    steps = _steps(v, v_next, rewards, discounts, truncated, valid, times)
+    c, rho = _floats("traces", traces, steps.values), _floats("rhos", rhos, steps.values)
+    coefficients = steps.carry * zero_where(steps.cut, c)
+    return steps.target(steps.kept(rho) * steps.errors, coefficients, stop_gradient, backend)
 
 
+@_compiled
 def marginalized_vtrace(
     v: ArrayLike,
     v_next: ArrayLike,
@@ -405,12 +326,12 @@ def marginalized_vtrace(
         rewards: `r_t`, times 0 to T-1.
         discounts: γ, or 0 where step `t` ended the episode; nothing beyond such a step is read.
         weights: `w_{x_t}(x_s)`, `[T, T]` or `[T]`, as in `marginalized`.
-        rhos: `ρ(x_t, a_t)`, or one number for all.
+        rhos: `ρ(x_t, a_t)`, times 0 to T-1, or one number for all.
         truncated: as in `multi_step`.
         valid: as in `multi_step`.
         times: random times, as in `marginalized`.
         stop_gradient: as in `multi_step`.
-        backend: as in `marginalized`.
+        backend: as in `multi_step`.
 
     Returns:
         One target for every step.
@@ -422,16 +343,139 @@ def marginalized_vtrace(
     >>> marginalized_vtrace(v, v_next, jnp.ones(2), jnp.array([0.5, 0.0]), jnp.array([1.0, 0.8]), rhos=1.0)
     Array([1.6, 1.2], dtype=float32)
     """
-    given = checked(v, v_next, rewards, discounts, truncated, valid, times)
-    return _marginalized(given, rhos, weights, stop_gradient, backend)
+    steps = _steps(v, v_next, rewards, discounts, truncated, valid, times)
+    errors = steps.kept(_floats("rhos", rhos, steps.values)) * steps.errors
+    return _marginalized(steps, errors, weights, stop_gradient, backend)
 
 
-def _marginalized(given: Given, rhos, weights, stop_gradient: bool, backend: Backend) -> Array:
-    rhos, w = floats("rhos", rhos, given.values), _weights(weights, given.values)
+def _marginalized(
+    steps: _Steps, errors: Array, weights: ArrayLike, stop_gradient: bool, backend: Backend
+) -> Array:
+    """Weighted sums of the errors: for weights `[T]` the recursion itself, for `[T, T]` that of a vector.
+
+    In the second case `y[t, s]` is the discounted error of step `s` as seen from step `t`.
+    """
+    w, shape = jnp.asarray(weights), steps.values.shape
     if w.ndim < 2:
-        return targets(_marginalized_form, (given, w, rhos), stop_gradient, backend)
-    steps = steps_of(given)
-    carry, cut = (jnp.broadcast_to(x, steps.values.shape) for x in (steps.carry, steps.cut))
-    sums = from_every_start(steps.kept(rhos) * steps.errors, carry, cut, steps.kept(w), backend)
+        w = _floats("weights", w, steps.values)
+        return steps.target(steps.kept(w) * errors, steps.carry, stop_gradient, backend)
+    if w.shape != 2 * shape:
+        raise ValueError(f"weights must have shape {shape} or {2 * shape} ([start, step]), not {w.shape}.")
+    carry, cut = (jnp.broadcast_to(x, shape) for x in (steps.carry, steps.cut))
+    time, episode = jnp.arange(shape[0]), jnp.cumsum(cut) - cut
+    w = steps.kept(w.astype(jnp.result_type(w, float)))
+
+    def at_once(errors: Array, w: Array) -> Array:
+        unreached = (time[:, None] > time) | (episode[:, None] != episode)
+        y = recursion(jnp.diag(errors), carry[:, None], cut[:, None], "associative")
+        return (zero_where(unreached, w) * y).sum(axis=1)
+
+    def row_by_row(errors: Array, w: Array) -> Array:
+        def step(y: Array, here: tuple[Array, ...]) -> tuple[Array, Array]:
+            t, own, a, row = here
+            y = jnp.where(time == t, errors, a * zero_where(a == 0, y))
+            return y, (zero_where((time < t) | (episode != own), row) * y).sum()
+
+        return jax.lax.scan(step, jnp.zeros_like(errors), (time, episode, carry, w), reverse=True)[1]
+
+    if backend == "auto":
+        sums = jax.lax.platform_dependent(errors, w, cpu=row_by_row, default=at_once)
+    else:
+        sums = row_by_row(errors, w) if backend == "scan" else at_once(errors, w)
     target = steps.values + sums
+    return jax.lax.stop_gradient(target) if stop_gradient else target
+
+
+@_compiled
+def peng(
+    v_next: ArrayLike,
+    rewards: ArrayLike,
+    discounts: ArrayLike,
+    traces: ArrayLike,
+    truncated: ArrayLike | None = None,
+    *,
+    valid: ArrayLike | None = None,
+    stop_gradient: bool = True,
+    backend: Backend = "auto",
+) -> Float[Array, "T"]:
+    r"""Computes Peng's and Williams' Q(λ), which follows the actions taken as if π had taken them.
+
+    $$G_t = r_t + \gamma \bigl((1 - c_{t+1})\, Q(x_{t+1},\pi) + c_{t+1} G_{t+1}\bigr)$$
+
+    With `traces=λ` it is Peng's Q(λ); unless μ = π its fixed point is not $Q^\pi$. With Retrace's traces it
+    is the multi-step baseline of the paper's deep experiments, which bootstraps from π's action where Retrace
+    has $Q(x_{t+1},a_{t+1})$. With `traces=1` it is the uncorrected return.
+
+    Args:
+        v_next: `Q(x_{t+1}, π)`, for the successors of times 0 to T-1. Not read where `discounts` is 0.
+        rewards: `r_t`, times 0 to T-1.
+        discounts: γ, or 0 where step `t` ended the episode.
+        traces: λ, or a trace for every step, times 0 to T-1, of which an episode's first is never read.
+        truncated: as in `multi_step`.
+        valid: as in `multi_step`.
+        stop_gradient: as in `multi_step`.
+        backend: as in `multi_step`.
+
+    Returns:
+        One target for every step.
+
+    Raises:
+        ValueError: if the shapes do not agree.
+
+    >>> peng(jnp.array([2.0, 4.0]), jnp.ones(2), jnp.array([0.5, 0.5]), traces=0.5)
+    Array([2.25, 3.  ], dtype=float32)
+    """
+    steps = _steps(None, v_next, rewards, discounts, truncated, valid)
+    # An array even if all traces are one number: the last step has none after it, and bootstraps in full.
+    c = shifted(jnp.broadcast_to(_floats("traces", traces, steps.values), steps.values.shape))
+    coefficients = steps.carry * zero_where(steps.cut, c)
+    return steps.target(steps.errors - coefficients * steps.v_next, coefficients, stop_gradient, backend)
+
+
+@_compiled
+def n_step(
+    v_next: ArrayLike,
+    rewards: ArrayLike,
+    discounts: ArrayLike,
+    steps: int,
+    truncated: ArrayLike | None = None,
+    *,
+    valid: ArrayLike | None = None,
+    stop_gradient: bool = True,
+) -> Float[Array, "T"]:
+    r"""Computes uncorrected n-step targets, the usual choice where off-policy correction is neglected.
+
+    $$G_t = r_t + \gamma r_{t+1} + \dots + \gamma^{n-1} r_{t+n-1} + \gamma^n Q(x_{t+n},\pi)$$
+
+    shortened where the episode ends, is truncated or leaves the array before `n` steps are through.
+
+    Args:
+        v_next: `Q(x_{t+1}, π)`, for the successors of times 0 to T-1. Not read where `discounts` is 0.
+        rewards: `r_t`, times 0 to T-1.
+        discounts: γ, or 0 where step `t` ended the episode.
+        steps: n, at least 1; 1 gives one-step targets.
+        truncated: as in `multi_step`.
+        valid: as in `multi_step`.
+        stop_gradient: as in `multi_step`.
+
+    Returns:
+        One target for every step.
+
+    Raises:
+        ValueError: if the shapes do not agree, or `steps` is not a positive whole number.
+
+    >>> n_step(jnp.array([2.0, 4.0]), jnp.ones(2), jnp.array([0.5, 0.5]), steps=2)
+    Array([2.5, 3. ], dtype=float32)
+    """
+    here = _steps(None, v_next, rewards, discounts, truncated, valid)
+    length = here.errors.shape[0]
+    last = here.cut | (jnp.arange(length) == length - 1)
+    bootstrap = zero_where(last, here.v_next)
+
+    def extend(_: Array, target: Array) -> Array:
+        """From targets of n steps to those of n + 1: the bootstrap value gives way to the next step's target."""
+        return here.errors + here.carry * (zero_where(last, shifted(target)) - bootstrap)
+
+    extensions = min(checks.count("steps", steps), length) - 1
+    target = jax.lax.fori_loop(0, extensions, extend, here.errors)
     return jax.lax.stop_gradient(target) if stop_gradient else target

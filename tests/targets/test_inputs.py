@@ -1,4 +1,4 @@
-"""Traces from log-densities: equal to the tables' where both exist, and safe where ratios are extreme."""
+"""What targets are made from: lookups in tables of action values, and traces from log-densities."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from marginax import traces
-from marginax.targets import traces_from_log_ratios
+from marginax.targets import expectation, select_actions, traces_from_log_ratios
 
 INF = np.inf
 
@@ -69,3 +69,21 @@ def test_nan_stays_nan():
 def test_numbers_out_of_range_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} must be"):
         traces_from_log_ratios(0.0, 0.0, **{name: value})
+
+
+@pytest.mark.parametrize("actions", [1, 3, 40])
+@pytest.mark.parametrize("lead", [(7,), (2, 5)])
+def test_lookups_are_plain_indexing(actions, lead):
+    rng = np.random.default_rng(0)
+    table, policy = rng.normal(size=(2, *lead, actions))
+    chosen = rng.integers(actions, size=lead)
+    want = np.take_along_axis(table, chosen[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(select_actions(table, chosen), want, rtol=1e-6)
+    np.testing.assert_allclose(expectation(table, policy), (table * policy).sum(-1), rtol=1e-5, atol=1e-5)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"actions must have shape \(3,\)"):
+        select_actions(np.ones((3, 2)), np.ones(4, int))
+    with pytest.raises(ValueError, match=r"policy must have table's shape \(3, 2\)"):
+        expectation(np.ones((3, 2)), np.ones((3, 1)))
