@@ -13,7 +13,6 @@ from marginax import _checks as checks
 
 from ._recursion import Backend, recursion, shifted, zero_where
 
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
