@@ -187,3 +187,11 @@ def available_memory() -> int:
     except OSError:
         pass
     return 8 * 2**30
+
+
+def missing_package(what: str, package: str, extra: str) -> ImportError:
+    """The error for a package that only an extra of marginax brings, with a command that works as printed in a clone."""
+    return ImportError(
+        f"{what} needs the package {package}: in the clone of marginax, "
+        f"`.venv/bin/uv sync --inexact --extra {extra}` or `pip install '.[{extra}]'` brings it"
+    )

@@ -1,5 +1,6 @@
 """`marginax explore`."""
 
+from marginax import _checks as checks
 from marginax.explorer.numbers import PROBLEMS
 
 
@@ -17,9 +18,7 @@ def explore(problem: str = "open world", /, *, port: int = 5006, browser: bool =
         from marginax.explorer import app
     except ImportError as error:
         missing = (error.name or "panel").split(".")[0]
-        raise ImportError(
-            f"the explorer needs the package {missing}: pip install '.[explorer]' in a clone, or `uv run --extra explorer marginax explore`"
-        ) from None
+        raise checks.missing_package("the explorer", missing, "explorer") from None
     if problem not in PROBLEMS and not problem.endswith(".npz"):
         raise ValueError(f"problem must be one of {', '.join(PROBLEMS)}, or an .npz file, got {problem!r}")
     print(f"the explorer is at http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from marginax import _checks as checks
 from marginax.offline.log import EpisodeBuilder, Log
 from marginax.offline.sources import CHUNK, Source, reads
 
@@ -88,7 +89,7 @@ def open_minari(data: Any) -> MinariSource | None:
         import minari
     except ImportError as error:
         if folder.is_dir() or not folder.suffix:
-            raise ImportError('Minari datasets need `pip install "marginax[offline]"`') from error
+            raise checks.missing_package("a Minari dataset", "minari", "offline") from error
         return None
     for candidate in (folder / "data", folder):
         if (candidate / "metadata.json").is_file():

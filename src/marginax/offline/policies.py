@@ -214,7 +214,7 @@ def _read(path: Path) -> np.ndarray:
         try:
             import pyarrow.parquet as pq
         except ImportError as error:
-            raise ImportError('Parquet files need `pip install "marginax[offline]"`') from error
+            raise checks.missing_package("a Parquet file", "pyarrow", "offline") from error
         columns = pq.read_table(path)
         array = np.stack([column.to_numpy() for column in columns.columns], axis=1)
         array = array[:, 0] if array.shape[1] == 1 else array

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from marginax import _checks as checks
 from marginax.offline.log import Log, Place, assemble
 from marginax.offline.sources import CHUNK, Source, reads
 
@@ -218,7 +219,7 @@ class _Parquet(_Part):
         try:
             import pyarrow.parquet as pq
         except ImportError as error:
-            raise ImportError('Parquet logs need `pip install "marginax[offline]"`') from error
+            raise checks.missing_package("a Parquet log", "pyarrow", "offline") from error
         with _named(self.name):
             return pq.ParquetFile(self.path)
 

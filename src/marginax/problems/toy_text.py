@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from marginax import _checks as checks
 from marginax.mdp import TabularMDP
 
 __all__ = ["from_gymnasium"]
@@ -31,7 +32,7 @@ def from_gymnasium(environment: Any, discount: float = 0.99, **options: Any) -> 
     try:
         import gymnasium
     except ImportError:
-        raise ImportError('from_gymnasium needs Gymnasium: pip install "marginax[control]"') from None
+        raise checks.missing_package("from_gymnasium", "gymnasium", "control") from None
 
     if isinstance(environment, str):
         made = gymnasium.make(environment, **options)

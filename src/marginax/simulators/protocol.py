@@ -9,6 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from marginax import _checks as checks
+
 _NEWEST_PYTHON = {"dm_control": (3, 12), "pybullet_envs_gymnasium": (3, 11), "pybullet": (3, 11)}
 
 
@@ -76,10 +78,7 @@ def optional_import(module: str, name: str, *, extra: str = "control") -> Module
                 f"{name} needs the package {package}, which has no wheels for Python above "
                 f"{newest[0]}.{newest[1]}: use that Python, or a mujoco/… or Gymnasium task"
             ) from error
-        raise ImportError(
-            f"{name} needs the package {package}: install marginax with its extra {extra!r}, "
-            f"in a clone `uv sync --extra {extra}`"
-        ) from error
+        raise checks.missing_package(name, package, extra) from error
 
 
 def prefer_rendering() -> None:
