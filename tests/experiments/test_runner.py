@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 import rich.console
 
-from marginax import report
+from marginax import engine, report
 from marginax._files import write_csv
+from marginax.engine import processes
 from marginax.experiments import runner
 
 CALLS: list[int] = []
@@ -33,11 +35,16 @@ class Squares(runner.Experiment):
         CALLS.append(number)
         if number < 0:
             raise KeyboardInterrupt
-        return {"square": np.array(number**self.power)}
+        return {"square": np.array(float(number) ** self.power)}
 
     def parts(self):
         return [
-            runner.Part(f"part-{n}", {"number": n, "power": self.power}, lambda n=n: self.square(n))
+            runner.Part(
+                f"part-{n}",
+                {"number": n, "power": self.power},
+                lambda n=n: self.square(n),
+                title=f"the number {n}",
+            )
             for n in self.numbers
         ]
 
@@ -94,20 +101,107 @@ def test_a_damaged_part_is_named_and_nothing_is_overwritten(tmp_path, content):
     assert path.read_bytes() == broken
 
 
-def test_a_full_disk_is_reported_and_what_was_finished_stays(tmp_path, monkeypatch):
-    real = np.savez
+def test_any_flipped_byte_of_a_part_is_noticed(tmp_path):
+    run(tmp_path)
+    path = next((tmp_path / "squares" / "parts").glob("part-2-*"))
+    content = path.read_bytes()
+    (tmp_path / "squares" / "result.json").unlink()
+    for place in range(0, len(content), 37):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(ValueError, match=rf"the earlier result .*{path.name}.*damaged.*; remove it"):
+            run(tmp_path)
 
-    def savez(file, **arrays):
+
+def test_a_full_disk_is_reported_and_what_was_finished_stays(tmp_path, monkeypatch):
+    real = runner.save_arrays
+
+    def save(path, arrays):
         if arrays["square"] == 4:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(file, **arrays)
+        real(path, arrays)
 
-    monkeypatch.setattr(np, "savez", savez)
+    monkeypatch.setattr(runner, "save_arrays", save)
     with pytest.raises(OSError, match="No space left"):
         run(tmp_path)
     monkeypatch.undo()
     run(tmp_path)
     assert 1 not in CALLS
+
+
+def test_a_part_that_fails_is_named_and_the_others_are_kept(tmp_path):
+    with pytest.raises(
+        RuntimeError, match=r"squares: the number 0: ZeroDivisionError.*same command tries again"
+    ):
+        run(tmp_path, numbers=(1, 0, 3), power=-1)
+    assert CALLS == [1, 0, 3]
+    run(tmp_path, numbers=(1, 3), power=-1)
+    assert CALLS == []
+
+
+def test_changed_code_is_computed_again_and_replaces_the_old(tmp_path, monkeypatch):
+    run(tmp_path)
+    monkeypatch.setattr(runner, "code_fingerprint", lambda module, without=(): "0123456789ab")
+    run(tmp_path)
+    assert CALLS == [1, 2, 3]
+    assert len(list((tmp_path / "squares" / "parts").iterdir())) == 3
+    monkeypatch.setattr(runner, "code_fingerprint", lambda module, without=(): "new" if without else "old")
+    run(tmp_path)
+    assert CALLS == [1, 2, 3]
+    monkeypatch.setattr(runner, "code_fingerprint", lambda module, without=(): "new" if without else "newer")
+    _, said = run(tmp_path)
+    assert CALLS == [] and "finished earlier" not in said  # only how it is shown has changed
+
+
+def test_the_fingerprint_of_code_follows_imports(tmp_path, monkeypatch):
+    files = {
+        "__init__.py": "from marginax import unused",
+        "a.py": "def f():\n    from marginax.room import thing",
+        "room/__init__.py": "from ._inner import thing",
+        "room/_inner.py": "thing = 1",
+        "unused.py": "",
+    }
+    (tmp_path / "room").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(runner.marginax, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(runner, "_imports", runner._imports.__wrapped__)
+    tmp_path.rename(tmp_path.parent / "marginax")
+    root = tmp_path.parent / "marginax"
+    monkeypatch.setattr(runner.marginax, "__file__", str(root / "__init__.py"))
+    before, without = runner.code_fingerprint("marginax.a"), runner.code_fingerprint("marginax.a", ["room"])
+    (root / "unused.py").write_text("changed = 1")
+    assert runner.code_fingerprint("marginax.a") == before
+    (root / "room" / "_inner.py").write_text("thing = 2")
+    assert runner.code_fingerprint("marginax.a") != before
+    assert runner.code_fingerprint("marginax.a", ["room"]) == without
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    with (
+        processes.Lock(tmp_path / "squares"),
+        pytest.raises(RuntimeError, match=rf"squares' is in use by process {os.getpid()}"),
+    ):
+        run(tmp_path)
+    assert CALLS == []
+
+
+def test_off_a_terminal_there_is_a_line_for_each_part(tmp_path):
+    _, said = run(tmp_path)
+    first, *_, last = said.splitlines()
+    assert re.fullmatch(r"squares: the number 1: took 0\.0 s \(1 of 3, about 0:\d\d left\)", first)
+    assert last.startswith("✓ squares: finished")
+
+
+def test_time_left_begins_at_what_is_expected_and_follows_what_is_measured(tmp_path):
+    work = runner._Work(Squares(), tmp_path)
+    parts = [runner.Part(str(k), {}, dict, cost=10.0, program="p", setup=20.0) for k in range(8)]
+    progress = runner._Progress([(work, part) for part in parts], 2, rich.console.Console(file=io.StringIO()))
+    assert progress.time_left() == "about 0:50 left"  # (8 * 10 + 20) / 2
+    first = runner._task(work, parts[0])
+    progress.finished(engine.Outcome(first, {}, None, 60.0), parts[0])
+    slower = (20 + 60) / (20 + 30)  # a fifth of the whole counts as having taken what was expected
+    seconds = int(70 * slower / 2)
+    assert progress.time_left() == f"about 0:{seconds} left"
 
 
 def test_all_finished_sections_are_found_in_order(tmp_path):
@@ -131,7 +225,7 @@ class Slow(runner.Experiment):
     def wait(self, n):
         if n:
             print("waiting", flush=True)
-            time.sleep(1.5)
+            time.sleep(600)
         return {"n": np.array(n)}
     def parts(self):
         return [runner.Part(f"p{n}", {"n": n}, lambda n=n: self.wait(n)) for n in range(9)]
@@ -146,7 +240,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_control_c_leaves_what_is_finished(tmp_path):
+def test_control_c_does_not_wait_and_leaves_what_is_finished(tmp_path):
     script = tmp_path / "slow.py"
     script.write_text(textwrap.dedent(SLOW))
     process = subprocess.Popen(
@@ -159,7 +253,6 @@ def test_control_c_leaves_what_is_finished(tmp_path):
     assert process.stdout.readline() == b"waiting\n"
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
-    saved = sorted(path.name[:2] for path in (tmp_path / "out" / "slow" / "parts").glob("p*.npz"))
-    assert saved[0] == "p0"
-    assert len(saved) < 9
-    assert not (tmp_path / "out" / "slow" / "result.json").exists()
+    folder = tmp_path / "out" / "slow"
+    assert [path.name[:2] for path in (folder / "parts").iterdir()] == ["p0"]
+    assert [path.name for path in folder.iterdir()] == ["parts"]

@@ -186,7 +186,7 @@ class Channel:
     def _send(self, kind: int, message: Any) -> None:
         arrays: list[np.ndarray] = []
         text = json.dumps(_without_arrays(message, arrays)).encode()
-        pieces = [_HEAD.pack(kind, len(text), len(arrays)), text]
+        pieces: list[bytes | memoryview] = [_HEAD.pack(kind, len(text), len(arrays)), text]
         pieces += [array.reshape(-1).view(np.uint8).data for array in arrays if array.size]
         try:
             with self._lock:

@@ -88,8 +88,10 @@ class Chain(Experiment):
                 label,
                 {"experiment": self.name, **shared, **setting},
                 partial(self.compute, setting),
-                4.0,
-                f"{setting['horizon']} by {setting['actions']}",
+                cost=3.5 * self.seeds / 100 * self.iterations / 5000 * setting["horizon"] / 10,
+                program=f"{setting['horizon']} by {setting['actions']}",
+                title=label.replace("-", " "),
+                setup=12.0,
             )
             for label, setting in {self.label(each): each for each in self.curves().values()}.items()
         ]

@@ -54,16 +54,34 @@ def estimator(operator: str, problem: "Problem", c: np.ndarray) -> Any:
 
 
 def parts_by_seeds(
-    experiment: Experiment, chunk: int, compute: Callable[[range], Arrays], without: tuple[str, ...] = ()
+    experiment: Experiment,
+    chunk: int,
+    compute: Callable[[range], Arrays],
+    without: tuple[str, ...] = (),
+    *,
+    cost: float,
+    setup: float,
 ) -> list[Part]:
-    """Parts of `chunk` seeds each, whose settings leave out the number of seeds: more seeds add parts."""
+    """Parts of `chunk` seeds each, whose settings leave out the number of seeds: more seeds add parts.
+
+    `cost` and `setup` are the seconds that a seed and compiling take.
+    """
     kept = {name: value for name, value in experiment.settings().items() if name not in ("seeds", *without)}
     parts = []
     for first in range(0, experiment.seeds, chunk):
         seeds = range(first, min(first + chunk, experiment.seeds))
         settings = {**kept, "first": seeds.start, "last": seeds.stop}
-        label = f"seeds-{seeds.start}-{seeds.stop}"
-        parts.append(Part(label, settings, partial(compute, seeds), 1.2 * len(seeds), str(len(seeds))))
+        parts.append(
+            Part(
+                f"seeds-{seeds.start}-{seeds.stop}",
+                settings,
+                partial(compute, seeds),
+                cost=cost * len(seeds),
+                program=str(len(seeds)),
+                title=f"seeds {seeds.start} to {seeds.stop - 1}",
+                setup=setup,
+            )
+        )
     return parts
 
 

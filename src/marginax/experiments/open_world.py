@@ -81,11 +81,21 @@ class OpenWorld(Experiment):
         return mx.problems.open_world(self.size, self.discount)
 
     def parts(self) -> list[Part]:
-        parts = measures.parts_by_seeds(self, CHUNK, self.compute, without=("family",))
+        parts = measures.parts_by_seeds(
+            self, CHUNK, self.compute, without=("family",), cost=0.003 * self.iterations, setup=8.0
+        )
         if self.family:
             few = range(min(CHUNK, self.seeds))
             settings = {**self.settings(), "seeds": None, "last": few.stop}
-            parts.append(Part("family", settings, lambda: self.compute_family(few), cost=0.6 * len(few)))
+            parts.append(
+                Part(
+                    "family",
+                    settings,
+                    lambda: self.compute_family(few),
+                    cost=0.0017 * len(few) * self.iterations,
+                    title="other members of the family",
+                )
+            )
         return parts
 
     def learn(self, stream: Any, operator: str, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

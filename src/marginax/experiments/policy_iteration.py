@@ -62,7 +62,7 @@ class PolicyIteration(Experiment):
         return np.arange(0, self.iterations, max(1, self.iterations // 50))
 
     def parts(self) -> list[Part]:
-        return measures.parts_by_seeds(self, CHUNK, self.compute)
+        return measures.parts_by_seeds(self, CHUNK, self.compute, cost=0.0056 * self.iterations, setup=20.0)
 
     def compute(self, seeds: range) -> Arrays:
         """Returns `[soft and hard, methods, seeds, evaluated]`."""

@@ -2,18 +2,19 @@
 
 An experiment is a frozen dataclass of settings. It splits its work into *parts*, each a pure function of some of the
 settings, and turns the arrays of all parts into a `Section`. A part's arrays are saved as soon as they are there,
-under a name that contains the fingerprint of its settings, so an interrupted run carries on where it was and a
-finished part is computed again only when its settings have changed.
+under a name that contains fingerprints of its settings and of the code that computes it. So an interrupted run
+carries on where it was, and a finished part is computed again only when its settings or its code have changed.
 """
 
 import abc
+import ast
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import time
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -23,10 +24,12 @@ import rich.progress
 import tyro
 
 import marginax
-from marginax import report
-from marginax._files import atomic_write, check_writable
+from marginax import engine, report
+from marginax._files import check_writable, load_arrays, save_arrays
+from marginax.engine.processes import Lock
 
 Arrays = dict[str, np.ndarray]
+PRESENTATION = ("_files", "engine", "report", "experiments/runner")  # no number of a part depends on them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +37,13 @@ class Part:
     """A piece of an experiment that is computed and kept as a whole.
 
     Attributes:
-        label: unique within its experiment, and the first half of its file name.
+        label: unique within its experiment, and the beginning of its file name.
         settings: everything the numbers depend on; must be plain JSON data.
         compute: returns named arrays.
-        cost: roughly how many seconds it takes, for the time left.
+        cost: roughly how many seconds it takes on a core, once its programs are compiled.
         program: parts with the same one run the same compiled programs; the first of them goes ahead alone.
+        title: what it is, in a reader's words.
+        setup: roughly how many seconds it takes to compile its program.
 
     >>> Part("squares", {"n": 3}, lambda: {"x": np.arange(3) ** 2}).compute()["x"]
     array([0, 1, 4])
@@ -49,6 +54,8 @@ class Part:
     compute: Callable[[], Arrays]
     cost: float = 1.0
     program: str = ""
+    title: str = ""
+    setup: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,13 +103,71 @@ class Experiment(abc.ABC):
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
-    """Twelve hexadecimal digits that change when a setting or the version of marginax does.
+    """Twelve hexadecimal digits that change when a setting does.
 
     >>> fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1}) != fingerprint({"a": 1, "b": 3})
     True
     """
-    text = json.dumps({"version": marginax.__version__, **settings}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def code_fingerprint(module: str, without: Iterable[str] = ()) -> str:
+    """Twelve hexadecimal digits that change with the source of a module, or of anything of marginax that it imports.
+
+    Imports are found in the source text and followed through the whole package; for an experiment that is some fifty
+    files and takes about 0.2 s. Rooms and modules named in `without` are left out.
+    """
+    root = Path(marginax.__file__).parent
+    left_out = {root / name for name in without} | {root / f"{name}.py" for name in without}
+    digest, seen, waiting = hashlib.sha256(), set[Path](), _sources(module)
+    while waiting:
+        path = waiting.pop()
+        if path in seen or left_out.intersection((path, *path.parents)):
+            continue
+        seen.add(path)
+        waiting += [source for name in _imports(path, path.stat().st_mtime_ns) for source in _sources(name)]
+    for path in sorted(seen):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _sources(name: str) -> list[Path]:
+    """The files of `marginax.a.b` and of the packages around it; none for the package itself or another's module."""
+    first, *rest = name.split(".")
+    if first != "marginax":
+        return []
+    place, found = Path(marginax.__file__).parent, list[Path]()
+    for word in rest:
+        place /= word
+        if place.with_suffix(".py").is_file():
+            return [*found, place.with_suffix(".py")]
+        if not (place / "__init__.py").is_file():
+            break  # a name in a module
+        found.append(place / "__init__.py")
+    return found
+
+
+@functools.cache
+def _imports(path: Path, changed: int) -> tuple[str, ...]:
+    root, names = Path(marginax.__file__).parents[1], list[str]()
+    tree = list(ast.walk(ast.parse(path.read_bytes())))
+    package = [
+        a.asname or a.name for n in tree if isinstance(n, ast.Import) for a in n.names if a.name == "marginax"
+    ]
+    for node in tree:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif (
+            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in package
+        ):
+            names.append(
+                f"marginax.{marginax._FROM.get(node.attr, node.attr)}"
+            )  # mx.traces, or mx.multi_step
+        elif isinstance(node, ast.ImportFrom):
+            above = path.relative_to(root).with_suffix("").parts[: -node.level] if node.level else ()
+            base = ".".join((*above, *([node.module] if node.module else [])))
+            names += [f"{base}.{alias.name}" for alias in node.names]
+    return tuple(names)
 
 
 def run(
@@ -111,68 +176,64 @@ def run(
     *,
     workers: int = 2,
     console: rich.console.Console | None = None,
+    place: engine.Engine | None = None,
 ) -> list[report.Section]:
     """Runs experiments, each into the folder `out/<name>`, and returns their sections.
+
+    A part that raises an exception does not keep the others from being computed and kept.
 
     Args:
         experiments: which, in the order of their sections.
         out: the folder of all results; made if need be.
-        workers: parts that are computed side by side.
-        console: where progress is shown.
+        workers: parts that are computed side by side on this machine.
+        console: where progress is shown: a bar on a terminal, else a line for each part.
+        place: the engine that runs the parts; by default this machine.
 
     Raises:
         OSError: the folder cannot be written or the disk is full; what was finished stays.
         ValueError: an earlier result is damaged, or a setting is impossible.
-
-    >>> import tempfile
-    >>> run([], Path(tempfile.mkdtemp()))
-    []
+        RuntimeError: another process is at work in a folder, or a part failed.
     """
     check_writable(out)
     console = console or rich.console.Console(stderr=True)
-    works = [_Work(experiment, out / experiment.name) for experiment in experiments]
-    columns = (
-        rich.progress.SpinnerColumn(),
-        rich.progress.TextColumn("{task.description}"),
-        rich.progress.BarColumn(),
-        rich.progress.TaskProgressColumn(),
-        rich.progress.TimeElapsedColumn(),
-        _TimeLeft(),
-    )
-    with rich.progress.Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=sum(work.cost for work in works))
-        executor = ThreadPoolExecutor(workers)
-        try:
-            for work in works:
-                if not work.todo:
-                    _finish(work, console)
-            waiting = [(work, part) for work in works for part in work.todo]
-            running: dict[Future, tuple[_Work, Part]] = {}
-            compiled: set[tuple[str, str]] = set()
-            while waiting or running:
-                _start(executor, workers, waiting, running, compiled)
-                progress.update(task, description=_now(running))
-                done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-                for future in done:
-                    work, part = running.pop(future)
-                    work.take(part, *future.result())
-                    compiled.add((work.experiment.name, part.program))
-                    progress.update(task, advance=part.cost)
-                    if not work.todo:
-                        _finish(work, console)
-        finally:
-            executor.shutdown(wait=False, cancel_futures=True)
+    with contextlib.ExitStack() as stack:
+        for experiment in experiments:
+            stack.enter_context(Lock(out / experiment.name))
+        works = [_Work(experiment, out / experiment.name) for experiment in experiments]
+        for work in works:
+            if not work.todo:
+                work.finish(console)
+        tasks = {(work.experiment.name, part.label): (work, part) for work in works for part in work.todo}
+        progress = stack.enter_context(_Progress(list(tasks.values()), workers, console))
+        place = stack.enter_context(place or engine.make("local", workers=workers))
+        failed = []
+        for outcome in place.run([_task(*task) for task in tasks.values()], progress.listen):
+            work, part = tasks[outcome.task.arguments["experiment"].name, outcome.task.arguments["label"]]
+            progress.finished(outcome, part)
+            if outcome.error is not None:
+                failed.append(f"{outcome.task.name}: {type(outcome.error).__name__}: {outcome.error}")
+                continue
+            work.keep(part, outcome.value, outcome.seconds)
+            if not work.todo:
+                work.finish(console)
+    if failed:
+        others = f" (and {len(failed) - 1} more parts)" if len(failed) > 1 else ""
+        raise RuntimeError(f"{failed[0]}{others}; what is finished is kept, and the same command tries again")
     return [work.result() for work in works]
 
 
-class _TimeLeft(rich.progress.ProgressColumn):
-    """Time left, at the average speed so far; the parts' costs say how much work is left."""
+def _task(work: "_Work", part: Part) -> engine.Task:
+    return engine.Task(
+        f"{work.experiment.name}: {part.title or part.label}",
+        _compute,
+        {"experiment": work.experiment, "label": part.label},
+        program=f"{work.experiment.name} {part.program}",
+    )
 
-    def render(self, task: rich.progress.Task) -> str:
-        if not task.completed or task.elapsed is None or task.total is None:
-            return "time left –"
-        left = task.elapsed * (task.total - task.completed) / task.completed
-        return f"time left {int(left) // 60}:{int(left) % 60:02d}"
+
+def _compute(_: object, experiment: Experiment, label: str) -> Arrays:
+    part = next(part for part in experiment.parts() if part.label == label)
+    return {name: np.asarray(value) for name, value in part.compute().items()}
 
 
 class _Work:
@@ -180,40 +241,43 @@ class _Work:
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
         self.experiment, self.folder = experiment, folder
-        self.key = fingerprint(experiment.settings())
+        module = type(experiment).__module__
+        self.code = code_fingerprint(module, without=PRESENTATION)
+        self.key = fingerprint({"settings": experiment.settings(), "code": code_fingerprint(module)})
         self.seconds = 0.0
         self.data: dict[str, Arrays] = {}
         check_writable(folder / "parts")
+        for path in (folder / "parts").glob(".*.npz.*"):
+            path.unlink()  # half-written by a process that was killed; the lock says that it is gone
         saved = report.load_section(folder)
         self.saved = saved if saved is not None and saved.key == self.key else None
+        self.parts = experiment.parts() if self.saved is None else []
         self.todo: list[Part] = []
-        if self.saved is None:
-            self.parts = experiment.parts()
-            for part in self.parts:
-                path = self.path(part)
-                if path.is_file():
-                    self.data[part.label], seconds = _load(path)
-                    self.seconds += seconds
-                else:
-                    self.todo.append(part)
-        self.cost = sum(part.cost for part in self.todo)
+        for part in self.parts:
+            path = self.path(part)
+            if path.is_file():
+                self.data[part.label], seconds = _load(path)
+                self.seconds += seconds
+            else:
+                self.todo.append(part)
 
     def path(self, part: Part) -> Path:
-        return self.folder / "parts" / f"{part.label}-{fingerprint(part.settings)}.npz"
+        return self.folder / "parts" / f"{part.label}-{fingerprint(part.settings)}-{self.code}.npz"
 
-    def compute(self, part: Part) -> tuple[Arrays, float]:
-        start = time.perf_counter()
-        arrays: dict[str, Any] = {name: np.asarray(value) for name, value in part.compute().items()}
-        seconds = time.perf_counter() - start
-        atomic_write(self.path(part), lambda file: np.savez(file, seconds=seconds, **arrays))
-        return arrays, seconds
-
-    def take(self, part: Part, arrays: Arrays, seconds: float) -> None:
+    def keep(self, part: Part, arrays: Arrays, seconds: float) -> None:
+        """Save a part's arrays, and remove those that older code computed with the same settings."""
+        path = self.path(part)
+        save_arrays(path, {**arrays, "seconds": seconds})
+        for other in path.parent.glob(f"{part.label}-{fingerprint(part.settings)}-*.npz"):
+            if other != path:
+                other.unlink()
         self.todo.remove(part)
         self.data[part.label] = arrays
         self.seconds += seconds
 
-    def finish(self) -> None:
+    def finish(self, console: rich.console.Console) -> None:
+        """Make the section, unless it is there already, and say so."""
+        note = "finished earlier"
         if self.saved is None:
             section = self.experiment.section(self.folder, self.data)
             self.saved = dataclasses.replace(
@@ -225,58 +289,104 @@ class _Work:
                 versions=report.versions(),
             )
             report.save_section(self.folder, self.saved)
+            note = f"finished, {self.seconds:.1f} s of work"
+        console.print(f"[green]✓[/] {self.experiment.name}: {note}", highlight=False)
 
     def result(self) -> report.Section:
         assert self.saved is not None
         return self.saved
 
 
-def _finish(work: _Work, console: rich.console.Console) -> None:
-    earlier = work.saved is not None
-    work.finish()
-    note = "finished earlier" if earlier else f"finished, {work.seconds:.1f} s of work"
-    console.print(f"[green]✓[/] {work.experiment.name}: {note}", highlight=False)
-
-
-def _start(
-    executor: ThreadPoolExecutor,
-    workers: int,
-    waiting: list[tuple[_Work, Part]],
-    running: dict[Future, tuple[_Work, Part]],
-    compiled: set[tuple[str, str]],
-) -> None:
-    """Gives free workers the next parts; of those that share programs, only one while these are compiled."""
-    for work, part in list(waiting):
-        if len(running) >= workers:
-            return
-        program = (work.experiment.name, part.program)
-        if program in compiled or all((w.experiment.name, p.program) != program for w, p in running.values()):
-            waiting.remove((work, part))
-            running[executor.submit(work.compute, part)] = (work, part)
-
-
-def _now(running: Mapping[Future, tuple[_Work, Part]]) -> str:
-    return ", ".join(f"{work.experiment.name}: {part.label}" for work, part in running.values())[:60]
-
-
 def _load(path: Path) -> tuple[Arrays, float]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        return arrays, float(arrays.pop("seconds"))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"the earlier result {str(path)!r} is damaged ({error}); remove it to compute it again"
-        ) from None
+        arrays = load_arrays(path)
+    except ValueError as error:
+        raise ValueError(f"the earlier result {error}; remove it to compute it again") from None
+    return arrays, float(arrays.pop("seconds"))
+
+
+class _Progress:
+    """A bar with the time left on a terminal; anywhere else a line for each part."""
+
+    def __init__(
+        self, todo: Sequence[tuple[_Work, Part]], workers: int, console: rich.console.Console
+    ) -> None:
+        self.console, self.workers, self.count, self.done = console, workers, len(todo), 0
+        self.left: dict[str, float] = {}  # seconds that each unfinished part is expected to take
+        compiled: set[tuple[str, str]] = set()
+        for work, part in todo:
+            program = (work.experiment.name, part.program)
+            self.left[_task(work, part).name] = part.cost + (0.0 if program in compiled else part.setup)
+            compiled.add(program)
+        self.total = sum(self.left.values())
+        self.taken = 0.0  # seconds that finished parts took
+        self.running: dict[str, float] = {}  # when they were started
+        self.bar = rich.progress.Progress(
+            rich.progress.SpinnerColumn(),
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.TaskProgressColumn(),
+            rich.progress.TimeElapsedColumn(),
+            _TimeLeft(self),
+            console=console,
+            disable=not console.is_terminal or not todo,
+        )
+        self.task = self.bar.add_task("", total=self.total)
+
+    def __enter__(self) -> "_Progress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def listen(self, task: engine.Task, message: Any) -> None:
+        if message == "started":
+            self.running[task.name] = time.monotonic()
+            self.bar.update(self.task, description=", ".join(self.running)[:60])
+
+    def finished(self, outcome: engine.Outcome, part: Part) -> None:
+        name = outcome.task.name
+        self.running.pop(name, None)
+        self.left.pop(name)
+        self.done += 1
+        self.taken += outcome.seconds
+        self.bar.update(self.task, completed=self.total - sum(self.left.values()))
+        self.bar.update(self.task, description=", ".join(self.running)[:60])
+        if not self.console.is_terminal:
+            said = "failed after" if outcome.error is not None else "took"
+            self.console.print(
+                f"{name}: {said} {outcome.seconds:.1f} s ({self.done} of {self.count}{self.time_left(', ')})",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def time_left(self, before: str = "") -> str:
+        """What the parts were said to take, corrected by what finished ones did take (a fifth of all trusts the former)."""
+        if not self.left:
+            return ""
+        now, expected = time.monotonic(), self.total - sum(self.left.values())
+        trust = 0.2 * self.total
+        slower = (trust + self.taken) / (trust + expected)
+        work = [
+            max(0.1 * slower * cost, slower * cost - (now - self.running.get(name, now)))
+            for name, cost in self.left.items()
+        ]
+        seconds = max(sum(work) / self.workers, *work)
+        return f"{before}about {int(seconds) // 60}:{int(seconds) % 60:02d} left"
+
+
+class _TimeLeft(rich.progress.ProgressColumn):
+    def __init__(self, progress: _Progress) -> None:
+        super().__init__()
+        self.progress = progress
+
+    def render(self, task: rich.progress.Task) -> str:
+        return self.progress.time_left()
 
 
 def sections_on_disk(out: Path, order: Iterable[str]) -> list[tuple[Path, report.Section]]:
-    """All finished sections below a folder: those named in `order` first, the others by name.
-
-    >>> import tempfile
-    >>> sections_on_disk(Path(tempfile.mkdtemp()), ["chain"])
-    []
-    """
+    """All finished sections below a folder: those named in `order` first, the others by name."""
     names = [*order]
     folders = sorted(path.parent for path in out.glob("*/result.json"))
     folders.sort(key=lambda folder: names.index(folder.name) if folder.name in names else len(names))

@@ -68,9 +68,11 @@ class Theory(Experiment):
 
     def parts(self) -> list[Part]:
         return [
-            Part("rates", self.settings(), self.rates, 1.0, "rates"),
-            Part("convergence", self.settings(), self.convergence, 1.0, "convergence"),
-            Part("estimated", self.settings(), self.estimated, 6.0, "estimated"),
+            Part("rates", self.settings(), self.rates, 0.5, "rates", "contraction rates"),
+            Part(
+                "convergence", self.settings(), self.convergence, 0.5, "convergence", "speed of convergence"
+            ),
+            Part("estimated", self.settings(), self.estimated, 10.0, "estimated", "estimated weights"),
         ]
 
     def rates(self) -> Arrays:

@@ -59,7 +59,14 @@ class Variance(Experiment):
 
     def parts(self) -> list[Part]:
         return [
-            Part(label, {**self.settings(), **case}, partial(self.compute, case), 2.0, label.split("-")[0])
+            Part(
+                label,
+                {**self.settings(), **case},
+                partial(self.compute, case),
+                program=label.split("-")[0],
+                title=case["title"],
+                setup=4.0,
+            )
             for label, case in self.cases().items()
         ]
 

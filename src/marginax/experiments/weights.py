@@ -51,7 +51,7 @@ class Weights(Experiment):
         return dataclasses.replace(self, seeds=min(self.seeds, 4))
 
     def parts(self) -> list[Part]:
-        return [Part("maps", self.settings(), self.compute, cost=1.0 * self.seeds)]
+        return [Part("maps", self.settings(), self.compute, cost=0.5 * self.seeds, title="maps of weights")]
 
     def corners(self) -> np.ndarray:
         """The four start states; the last is the cell diagonally before the corner where episodes end."""

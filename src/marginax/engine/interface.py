@@ -1,0 +1,117 @@
+"""Tasks, what becomes of them, and what an engine is."""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+
+class Sender(Protocol):
+    """What a task's function gets as its first argument."""
+
+    def send(self, message: Any) -> None:
+        """Tell whoever runs the engine something, such as progress; JSON data."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A function call that can be made anywhere.
+
+    Attributes:
+        name: for people, in progress and errors.
+        function: called as `function(sender, **arguments)`; `sender.send(message)` reports progress.
+        arguments: JSON data and arrays where the task has a process of its own.
+        program: tasks with the same one run the same compiled programs; the first goes ahead alone in a process.
+        environment: if given, the task has a process of its own, with these variables set before anything is
+            imported. Its function must be one of an importable module.
+        cpus: cores that it uses, for engines that place tasks on machines.
+        gpus: accelerators that it uses.
+        resumes: whether calling the function again after its process was killed carries on where it was, so that
+            an engine may do so.
+
+    >>> Task("three", lambda sender, n: n + 1, {"n": 2}).arguments
+    {'n': 2}
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    program: str = ""
+    environment: Mapping[str, str] | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+    resumes: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a task: a value, or an error.
+
+    Attributes:
+        task: the task.
+        value: what its function returned.
+        error: what it raised, or None.
+        seconds: how long the function took.
+    """
+
+    task: Task
+    value: Any = None
+    error: Exception | None = None
+    seconds: float = 0.0
+
+
+Listener = Callable[[Task, Any], None]
+
+
+class Engine(abc.ABC):
+    """Runs tasks. Used in a `with` block, at whose end nothing of it is left running."""
+
+    @abc.abstractmethod
+    def run(self, tasks: Sequence[Task], listen: Listener | None = None) -> Iterator[Outcome]:
+        """Run tasks, as many at a time as there is room for, and yield outcomes as they come in.
+
+        Args:
+            tasks: started in this order.
+            listen: called in this thread with a task and each message of it; the first is `"started"`.
+        """
+
+    @abc.abstractmethod
+    def close(self, interrupted: bool = False) -> None:
+        """End what is still running: wait for threads, unless `interrupted`; end processes."""
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(interrupted=kind is not None and not issubclass(kind, Exception))
+
+
+def make(engine: "str | Engine" = "local", *, workers: int = 2, address: str | None = None) -> Engine:
+    """An engine by name: `local`, or `ray` (a running cluster at `address`, or one on this machine).
+
+    Args:
+        engine: its name, or an engine, which is returned as it is.
+        workers: tasks at a time on this machine; a cluster counts its own cores.
+        address: of a Ray cluster, such as `auto` or `ray://head:10001`.
+
+    Raises:
+        ValueError: an unknown name, or an address for the local engine.
+        ImportError: Ray is not installed; says how to get it.
+
+    >>> with make("local", workers=1) as place:
+    ...     [outcome.value for outcome in place.run([Task("three", lambda sender: 3)])]
+    [3]
+    """
+    if isinstance(engine, Engine):
+        return engine
+    if engine == "local":
+        from marginax.engine.local import Local
+
+        if address is not None:
+            raise ValueError(f"an address is for the engine 'ray', got {address!r} with the engine 'local'")
+        return Local(workers)
+    if engine == "ray":
+        from marginax.engine.ray import Ray
+
+        return Ray(address, workers=workers)
+    raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")

@@ -1,0 +1,132 @@
+"""This machine: tasks in threads, or in processes of their own where they need other variables."""
+
+import atexit
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from marginax.engine import processes
+from marginax.engine.interface import Engine, Listener, Outcome, Task
+
+_abandoned: list[threading.Thread] = []
+
+
+class _Event(NamedTuple):
+    number: int  # of the task
+    message: Any
+    over: bool  # the message is the outcome, or an interruption
+
+
+class Local(Engine):
+    """Runs tasks on this machine, `workers` at a time.
+
+    Tasks without an environment share this process, and with it what JAX has compiled; they cannot be interrupted.
+    After Ctrl-C they are left alone, and the interpreter exits without waiting for them.
+    """
+
+    def __init__(self, workers: int = 2) -> None:
+        if workers < 1:
+            raise ValueError(f"workers must be at least 1, got {workers}")
+        self.workers = workers
+        self._threads: list[threading.Thread] = []
+        self._children: dict[int, processes.Child] = {}
+        self._closing = False
+
+    def run(self, tasks: Sequence[Task], listen: Listener | None = None) -> Iterator[Outcome]:
+        waiting = list(range(len(tasks)))
+        running: set[int] = set()
+        compiled: set[str] = set()
+        events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        while waiting or running:
+            for number in list(waiting):
+                program = tasks[number].program
+                alone = tasks[number].environment is None and program not in compiled
+                if len(running) < self.workers and not (
+                    alone and any(tasks[other].program == program for other in running)
+                ):
+                    waiting.remove(number)
+                    running.add(number)
+                    self._start(number, tasks[number], events)
+                    if listen:
+                        listen(tasks[number], "started")
+            event = events.get()
+            if not event.over:
+                if listen:
+                    listen(tasks[event.number], event.message)
+                continue
+            running.remove(event.number)
+            compiled.add(tasks[event.number].program)
+            if isinstance(event.message, BaseException):
+                raise event.message  # KeyboardInterrupt in a thread
+            yield event.message
+
+    def close(self, interrupted: bool = False) -> None:
+        self._closing = True
+        processes.stop(list(self._children.values()))
+        if interrupted:
+            _abandoned.extend(self._threads)
+            return
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self, number: int, task: Task, events: "queue.SimpleQueue[_Event]") -> None:
+        def work() -> None:
+            begun = time.perf_counter()
+            outcome: Outcome | BaseException
+            try:
+                if task.environment is None:
+                    value = task.function(_Here(number, events), **task.arguments)
+                else:
+                    value = self._in_process(number, task, events)
+                outcome = Outcome(task, value, None, time.perf_counter() - begun)
+            except Exception as error:
+                outcome = Outcome(task, None, error, time.perf_counter() - begun)
+            except BaseException as error:
+                outcome = error
+            events.put(_Event(number, outcome, over=True))
+
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(threading.Thread(target=work, name=task.name, daemon=True))
+        self._threads[-1].start()
+
+    def _in_process(self, number: int, task: Task, events: "queue.SimpleQueue[_Event]") -> Any:
+        """The task's value from a process of its own; one that was killed is started again, twice."""
+        for attempt in range(3):
+            child = processes.start(
+                task.function, task.arguments, name=task.name, environment=task.environment
+            )
+            self._children[number] = child
+            try:
+                with child:
+                    for message in child.messages():
+                        events.put(_Event(number, message, over=False))
+                return child.result
+            except processes.ProcessDied as died:
+                if self._closing or not task.resumes or attempt == 2:
+                    raise
+                events.put(_Event(number, {"state": "restarted", "reason": str(died)}, over=False))
+            finally:
+                del self._children[number]
+
+
+class _Here:
+    """Sends the messages of a task in a thread."""
+
+    def __init__(self, number: int, events: "queue.SimpleQueue[_Event]") -> None:
+        self.number, self.events = number, events
+
+    def send(self, message: Any) -> None:
+        self.events.put(_Event(self.number, message, over=False))
+
+
+@atexit.register
+def _leave_abandoned_threads() -> None:
+    """Exit at once after Ctrl-C: a thread inside a compiled program would be torn down with the interpreter."""
+    if any(thread.is_alive() for thread in _abandoned):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)
