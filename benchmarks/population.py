@@ -9,7 +9,7 @@ operators or numbers of seeds of those. The second trains for a while and shows 
 learning and waiting.
 """
 
-import argparse
+import dataclasses
 import math
 import time
 from typing import Any
@@ -18,16 +18,18 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
+import tyro
 
 from marginax.deep import td3
-from marginax.deep.config import TD3Config
+from marginax.deep.config import PopulationConfig, TD3Config
 from marginax.deep.learner import Learner, Plan
-from marginax.deep.population import Population, PopulationConfig
+from marginax.deep.population import Population
 from marginax.deep.replay import Replay, sample
-from marginax.experiments.control import _cores
-from marginax.experiments.control_settings import agent_settings
+from marginax.engine.processes import cores
+from marginax.experiments.control import PRESETS
+from marginax.simulators.rollout import row_width
 
-THREE = ["one-step", "retrace", "marginalized-regression"]
+THREE = ("one-step", "retrace", "marginalized-regression")
 POPULATIONS = [(THREE[:1], 1), (THREE[:1], 5), (THREE, 5), (THREE, 20)]
 """Operators, and seeds of each: 1, 5, 15 and 60 agents."""
 
@@ -49,7 +51,7 @@ def arithmetic(config: TD3Config, observation_size: int, action_size: int) -> fl
     state = td3.init(
         config, observation_size=observation_size, action_size=action_size, key=jax.random.key(0)
     )
-    rows = jnp.ones((1000, 2 * observation_size + action_size + 4))
+    rows = jnp.ones((1000, row_width(observation_size, action_size)))
     source = Replay(rows, jnp.asarray(1000, jnp.int32), observation_size)
     batch = sample(source, jax.random.key(0), batch=config.batch_size, length=config.length)
 
@@ -73,43 +75,52 @@ def matrix_rate() -> float:
     return 20 * 2 * n**3 / (time.perf_counter() - begun)
 
 
-def time_updates(operators: list[str], seeds: int, blocks: int, fuse: bool) -> tuple[float, float, float]:
+def time_updates(operators: tuple[str, ...], seeds: int, blocks: int) -> tuple[float, float, float]:
     """Seconds to compile, seconds of one update of all agents, and their operations."""
-    configs = [TD3Config(**agent_settings(name)) for name in operators]
-    parts = [configs] if fuse else [[config] for config in configs]
-    sizes = {"observation_size": 17, "action_size": 6, "capacity": 20_000}
-    learners = [Learner(Plan(tuple(part), seeds, **sizes), range(seeds)) for part in parts]
+    configs = tuple(TD3Config(**PRESETS[name]) for name in operators)
+    sizes = {"observation_size": 17, "action_size": 6, "capacities": (20_000,) * len(configs)}
+    plan = Plan(configs, seeds, **sizes)
+    learner = Learner(plan, range(seeds))
     begun = time.perf_counter()
-    for learner in learners:
-        learner.compile()
+    learner.compile()
     compiling = time.perf_counter() - begun
-    generator, plan = np.random.default_rng(0), learners[0].plan
+    generator = np.random.default_rng(0)
     rows = generator.normal(0, 1, (plan.agents, plan.block, plan.width)).astype(np.float32)
     rows[..., 17 + 6 + 1 : 17 + 6 + 3] = 0  # no episode ends
-
-    def advance(index: int) -> list:
-        return [learner.advance(index, rows) for learner in learners]
-
     for index in range(22):  # the first 19 blocks only fill the buffer
-        jax.block_until_ready(advance(index))
+        jax.block_until_ready(learner.advance(index, rows))
     begun = time.perf_counter()
     for index in range(22, 22 + blocks):
-        out = advance(index)
+        out = learner.advance(index, rows)
     jax.block_until_ready(out)
     each = (time.perf_counter() - begun) / (blocks * plan.block)
     return compiling, each, seeds * sum(arithmetic(config, 17, 6) for config in configs)
 
 
-def table(given: argparse.Namespace) -> None:
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What is timed."""
+
+    operators: tuple[str, ...] = THREE
+    seeds: tuple[int, ...] = ()
+    """Seeds of each operator; by default 1, 5, 15 and 60 agents are timed."""
+    blocks: int = 20
+    train: str = ""
+    """A simulator: train on it instead, and show where the time goes."""
+    steps: int = 20_000
+    workers: int = max(1, cores() - 1)
+
+
+def table(given: Options) -> None:
     """Times of growing populations, beside what a large matrix product reaches."""
     rate = matrix_rate()
     device = jax.devices()[0].device_kind
-    print(f"{device}; large float32 matrix product {rate / 1e12:.1f} TFLOP/s; {_cores()} cores\n", flush=True)
+    print(f"{device}; large float32 matrix product {rate / 1e12:.1f} TFLOP/s; {cores()} cores\n", flush=True)
     print("| operators | agents | compile s | update of all, ms | agent-updates/s | share of that rate |")
     print("|---|---|---|---|---|---|", flush=True)
-    asked = [(given.operators, seeds) for seeds in given.seeds or [5]]
-    for operators, seeds in POPULATIONS if given.operators == THREE and given.seeds is None else asked:
-        compiling, each, flops = time_updates(operators, seeds, given.blocks, not given.separate)
+    asked = [(given.operators, seeds) for seeds in given.seeds or (5,)]
+    for operators, seeds in POPULATIONS if given.operators == THREE and not given.seeds else asked:
+        compiling, each, flops = time_updates(operators, seeds, given.blocks)
         agents = seeds * len(operators)
         print(
             f"| {', '.join(operators)} | {agents} | {compiling:.1f} | {1e3 * each:.3f} | {agents / each:,.0f} "
@@ -118,36 +129,29 @@ def table(given: argparse.Namespace) -> None:
         )
 
 
-def train(given: argparse.Namespace) -> None:
+def train(given: Options) -> None:
     """Where the time of training goes."""
-    groups = {name: TD3Config(**agent_settings(name)) for name in given.operators}
-    seeds = tuple(range(given.seeds[-1] if given.seeds else 5))
-    config = PopulationConfig(simulator=given.train, groups=groups, seeds=seeds, steps=given.steps)
-    population = Population(config, workers=given.workers, fuse=not given.separate)
-    population.run()
-    population.close()
-    t = population.timing
-    print(f"{given.train}, {config.agents} agents × {given.steps:,} steps, {given.workers} workers\n")
+    config = PopulationConfig(
+        simulator=given.train,
+        groups={name: TD3Config(**PRESETS[name]) for name in given.operators},
+        seeds=tuple(range(given.seeds[-1] if given.seeds else 5)),
+        steps=given.steps,
+        overlap=True,
+    )
+    with Population(config, workers=given.workers) as population:
+        population.run()
+    t, agents = population.timing, len(config.agents)
+    print(f"{given.train}, {agents} agents × {given.steps:,} steps, {given.workers} workers\n")
     print("| wall s | steps/s of all | learner busy | host waits for simulation | host waits for learner |")
     print("|---|---|---|---|---|")
     print(
-        f"| {t.wall:.1f} | {config.agents * given.steps / t.wall:,.0f} | {t.busy:.1%} "
+        f"| {t.wall:.1f} | {agents * given.steps / t.wall:,.0f} | {t.busy:.1%} "
         f"| {t.simulating / t.wall:.1%} | {t.waiting / t.wall:.1%} |"
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--operators", nargs="+", default=THREE)
-    parser.add_argument("--seeds", type=int, nargs="*", help="seeds of each operator")
-    parser.add_argument("--blocks", type=int, default=20)
-    parser.add_argument("--separate", action="store_true", help="a program for each operator")
-    parser.add_argument("--train", help="a simulator: train on it instead and show where the time goes")
-    parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--workers", type=int, default=max(1, _cores() - 1))
-    given = parser.parse_args()
+def main(given: tyro.conf.OmitArgPrefixes[Options]) -> None:
+    """Time updates, or training."""
     if given.train:
         train(given)
     else:
@@ -155,4 +159,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -15,52 +15,54 @@ work on the machine disturbs little. Compilation and the first steps are left ou
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import tyro
 
-from marginax.deep.worker import environment, spread_threads
+from marginax.deep.run import part_environment, spread_threads
+from marginax.engine.processes import cores
 
 OURS = {
     "marginax one-step": ["one-step"],
     "marginax retrace": ["retrace"],
-    "marginax marginalized": ["marginalized", "--later-steps", "one"],
-    "marginax marginalized, all later steps": ["marginalized"],
+    "marginax marginalized": ["marginalized", "--target-steps", "one"],
+    "marginax marginalized, all later steps": ["marginalized", "--target-steps", "all"],
 }
 PEERS = {"stable-baselines3": "sb3", "SBX": "sbx", "cleanrl JAX (its loop)": "cleanrl"}
 
 
-def measure(operator: str, later_steps: str, seconds: float) -> None:
+def measure(operator: str, target_steps: str, seconds: float) -> None:
     """One of our own processes: train, say `ready`, wait for a line, print steps a second of clock and processor."""
-    from marginax.deep.config import TD3Config
-    from marginax.deep.run import Run
-    from marginax.deep.train import Trainer
+    from marginax.deep.config import PopulationConfig, TD3Config
+    from marginax.deep.population import Population
 
-    agent = TD3Config(operator=operator, later_steps=later_steps, random_steps=1000)
-    run = Run(simulator="HalfCheetah-v5", agent=agent)
-    trainer = Trainer(run, seed=os.getpid() % 1000, folder=Path(tempfile.mkdtemp()))
-    spread_threads()
-    while trainer.step < 1500:
-        trainer._advance()
-    print("ready", flush=True)
-    sys.stdin.readline()
-    first, started, cpu = trainer.step, time.perf_counter(), time.process_time()
-    while time.perf_counter() - started < seconds:
-        trainer._advance()
-    steps = trainer.step - first
+    agent = TD3Config(operator=operator, target_steps=target_steps, random_steps=1000)
+    config = PopulationConfig(
+        simulator="HalfCheetah-v5",
+        groups={"td3": agent},
+        seeds=(os.getpid() % 1000,),
+        evaluate_every=1_000_000,
+    )
+    with Population(config) as population:
+        spread_threads()
+        population.run(stop=lambda: population.step >= 1500)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        first, started, cpu = population.step, time.perf_counter(), time.process_time()
+        population.run(stop=lambda: time.perf_counter() - started >= seconds)
+        steps = population.step - first
     print(steps / (time.perf_counter() - started), steps / (time.process_time() - cpu), flush=True)
 
 
 def variables(command: list[str], processes: int) -> dict[str, str]:
     """Environment variables of one of so many processes: a share of the cores each, ours as `marginax train` has them."""
-    cores = len(os.sched_getaffinity(0))
+    share = max(1, cores() // processes)
     if command[1] == __file__:
-        own = environment(Path(tempfile.gettempdir()), processes, cores)
+        own = {**os.environ, **part_environment(share)}
     else:
         threads = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        own = {**os.environ, **dict.fromkeys(threads, str(max(1, cores // processes)))}
+        own = {**os.environ, **dict.fromkeys(threads, str(share))}
     return {**own, "JAX_PLATFORMS": "cpu", "MUJOCO_GL": "disabled"}
 
 
@@ -87,7 +89,7 @@ def main(
     seconds: float = 15.0,
     processes: int = 2,
     operator: str | None = None,
-    later_steps: str = "all",
+    target_steps: str = "all",
 ) -> None:
     """Measure all contestants one after the other and print a table.
 
@@ -96,10 +98,10 @@ def main(
         seconds: Time each is measured for.
         processes: Processes at once in the second column.
         operator: Only for the processes that this script starts: which one to measure.
-        later_steps: Likewise.
+        target_steps: Likewise.
     """
     if operator is not None:
-        measure(operator, later_steps, seconds)
+        measure(operator, target_steps, seconds)
         return
     commands = {
         name: [sys.executable, __file__, "--seconds", str(seconds), "--operator", *words]

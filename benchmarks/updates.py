@@ -25,8 +25,8 @@ SETTINGS = {
     "marginalized, one later step, 2": {**MARGINALIZED, "sequence_length": 2},
     "marginalized, one later step, 5": MARGINALIZED,
     "marginalized, one later step, 10": {**MARGINALIZED, "sequence_length": 10},
-    "marginalized, all later steps, 3": {**MARGINALIZED, "sequence_length": 3, "later_steps": "all"},
-    "marginalized, all later steps, 5": {**MARGINALIZED, "later_steps": "all"},
+    "marginalized, all later steps, 3": {**MARGINALIZED, "sequence_length": 3, "target_steps": "all"},
+    "marginalized, all later steps, 5": {**MARGINALIZED, "target_steps": "all"},
     "marginalized, saddle point, 5": {**MARGINALIZED, "weights": "saddle-point"},
 }
 

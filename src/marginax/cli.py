@@ -73,15 +73,12 @@ def _run(command: str, words: list[str]) -> int:
     module, name = COMMANDS[command][0].split(":")
     function = getattr(importlib.import_module(module), name)
     program = f"marginax {command}"
-    if command == "reproduce" and words[:1] == ["control"]:
-        return importlib.import_module("marginax.experiments.control").main(words[1:])
     if command == "reproduce":  # its flags depend on the experiment
         program, function, words = function(words)
     try:
-        call = _parse(function, program, words)
-    except SystemExit as stop:
+        status = _parse(function, program, words)()
+    except SystemExit as stop:  # of the parser, or of a command that was asked to end
         return stop.code if isinstance(stop.code, int) else 2 if stop.code else 0
-    status = call()
     return status if isinstance(status, int) else 0
 
 

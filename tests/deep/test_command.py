@@ -1,20 +1,18 @@
 """The commands train, plot and play: bad input is refused before any work, and what they print and write."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import trim_mean
 
 from marginax.cli import main
-from marginax.deep.config import TD3Config
-from marginax.deep.curves import Curve, bootstrap, interquartile_mean, load_curves, summarise
-from marginax.deep.run import Run, seed_folder, write_status
+from marginax.deep.config import PopulationConfig, TD3Config
+from marginax.deep.curves import load_curves
+from marginax.deep.policy import Policy, load_policy
+from marginax.deep.run import open_run
 
-SMALL = [
-    *("--steps", "200", "--evaluate-every", "100", "--checkpoint-every", "100", "--episodes", "1"),
-    *("--hidden", "8", "--batch-size", "8", "--random-steps", "50", "--update-after", "50"),
-]
+SMALL = ["--steps", "200", "--episodes", "1", "--hidden", "8", "--batch-size", "8", "--update-after", "50"]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +29,22 @@ def test_train_writes_what_play_and_plot_read(trained, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "retrace" in out
     assert "200" in out
+    assert "[" not in out  # one seed has no interval
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.csv", "curves.pdf", "curves.png"]
+
+
+@pytest.mark.slow
+def test_more_steps_make_a_finished_run_longer(tmp_path, capsys):
+    """Settings that were derived from the steps stay what they were; one that is given may not change."""
+    words = ["train", "Pendulum-v1", *SMALL, "--out", str(tmp_path)]
+    assert main(words) == 0
+    words[words.index("200")] = "400"
+    assert main(words) == 0
+    (curve,) = load_curves([tmp_path])
+    assert curve.steps.tolist() == list(range(50, 450, 50))
+    capsys.readouterr()
+    assert main([*words, "--evaluate-every", "100"]) == 2
+    assert "evaluate_every = 50, not 100" in capsys.readouterr().err
 
 
 def test_the_same_command_again_has_nothing_to_do(trained, capsys):
@@ -50,7 +63,17 @@ def test_the_same_command_again_has_nothing_to_do(trained, capsys):
         (["--learning-rate", "nan"], "learning_rate must be above 0"),
         (["--sequence-length", "0"], "sequence_length must be at least 1"),
         (["--episodes", "0"], "episodes must be at least 1"),
-        (["--later-steps", "one", "--weights", "fenchel"], "later_steps must be 'all' for weights 'fenchel'"),
+        (
+            ["--target-steps", "one", "--weights", "fenchel"],
+            "target_steps must be 'all' for weights 'fenchel'",
+        ),
+        (
+            ["--target-steps", "one", "--normalisation", "power"],
+            "target_steps must be 'all' for normalisation 'power'",
+        ),
+        (["--clip", "0"], "clip must be above 0"),
+        (["--checkpoint-minutes", "0"], "checkpoint-minutes must be above 0"),
+        (["--evaluate-every", "0"], "evaluate_every must be a positive multiple"),
         (["--workers", "0"], "workers must be at least 1"),
         (["--evaluate-every", "30"], "evaluate_every must be a positive multiple"),
     ],
@@ -76,49 +99,46 @@ def test_another_runs_folder_is_refused(trained, capsys):
     assert "operator = 'retrace', not 'one-step'" in capsys.readouterr().err
 
 
-def test_interquartile_mean_is_the_trimmed_mean_where_quarters_are_whole():
-    values = np.random.default_rng(0).normal(size=(8, 3))
-    np.testing.assert_allclose(interquartile_mean(values), trim_mean(values, 0.25, axis=0))
-    five = np.array([0.0, 1.0, 2.0, 3.0, 100.0])
-    assert interquartile_mean(five) == pytest.approx((0.75 * 1 + 2 + 0.75 * 3) / 2.5)
+def log(folder: Path, config: PopulationConfig, lines: list[dict]) -> None:
+    run = open_run(folder, config, together=True)
+    (part,) = run.parts
+    (folder / part).mkdir()
+    (folder / part / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_bootstrap_intervals_cover_the_truth_about_as_often_as_they_say():
-    random = np.random.default_rng(0)
-    inside = 0
-    for _ in range(100):
-        low, high = bootstrap(random.normal(size=20), resamples=300)
-        inside += low <= 0 <= high
-    assert 86 <= inside <= 99
+def line_of(seed: int, step: int, value: float, failed_at: int | None = None) -> dict:
+    return {"operator": "retrace", "seed": seed, "step": step, "return": value, "failed_at": failed_at}
 
 
 def test_curves_stop_where_all_seeds_have_been_and_failures_count(tmp_path):
-    run = Run(simulator="Pendulum-v1", agent=TD3Config(operator="retrace", decay=0.5))
-    run.save(tmp_path)
-
-    def log(seed: int, returns: list[float]) -> Path:
-        folder = seed_folder(tmp_path, seed)
-        folder.mkdir()
-        lines = [f'{{"step": {100 * (i + 1)}, "return": {value}}}\n' for i, value in enumerate(returns)]
-        (folder / "metrics.jsonl").write_text("".join(lines))
-        return folder
-
-    log(0, [1.0, 2.0, 3.0])
-    log(1, [1.0, 2.0])
-    write_status(log(2, [5.0]), "diverged", 150, reason="NaN")
+    config = PopulationConfig(
+        simulator="Pendulum-v1", groups={"retrace": TD3Config(operator="retrace")}, seeds=(0, 1, 2)
+    )
+    lines = [line_of(0, step, float(step)) for step in (100, 200, 300)]
+    lines += [line_of(1, 100, 1.0), line_of(1, 200, 2.0), line_of(2, 100, 5.0, 50)]
+    log(tmp_path, config, lines)
     (curve,) = load_curves([tmp_path])
-    assert curve.failures == 1
+    np.testing.assert_array_equal(curve.failed, [False, False, True])
     np.testing.assert_array_equal(curve.steps, [100, 200])
-    np.testing.assert_array_equal(curve.returns, [[1, 2], [1, 2], [5, 5]])
-    assert summarise(Curve("a", "b", np.arange(10), np.tile(np.arange(10.0), (4, 1)), 0)).final == (9, 9, 9)
+    np.testing.assert_array_equal(curve.returns, [[100, 200], [1, 2], [5, 5]])
 
 
 def test_runs_of_one_operator_are_told_apart_by_what_differs(tmp_path):
     for name, decay in (("a", 0.5), ("b", 0.9)):
-        folder = tmp_path / name
-        folder.mkdir()
-        Run(simulator="Pendulum-v1", agent=TD3Config(operator="retrace", decay=decay)).save(folder)
-        seed_folder(folder, 0).mkdir()
-        (seed_folder(folder, 0) / "metrics.jsonl").write_text('{"step": 100, "return": 1.0}\n')
+        agent = TD3Config(operator="retrace", decay=decay)
+        config = PopulationConfig(simulator="Pendulum-v1", groups={"retrace": agent})
+        log(tmp_path / name, config, [line_of(0, 100, 1.0)])
     labels = [curve.label for curve in load_curves([tmp_path / "a", tmp_path / "b"])]
     assert labels == ["retrace, decay 0.5", "retrace, decay 0.9"]
+
+
+def test_play_imports_nothing_that_a_file_names(tmp_path, monkeypatch, capsys):
+    (tmp_path / "evil.py").write_text("open('sprung', 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    layers = [(np.zeros((3, 1), np.float32), np.zeros(1, np.float32))]
+    Policy(layers, np.array([-2.0]), np.array([2.0]), 0.1, "evil:Pendulum-v1").save(tmp_path / "evil.npz")
+    assert main(["play", "evil.npz"]) == 2
+    assert "give --simulator evil:Pendulum-v1" in capsys.readouterr().err
+    assert not (tmp_path / "sprung").exists()
+    assert load_policy("evil.npz").simulator == "evil:Pendulum-v1"

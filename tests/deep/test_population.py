@@ -1,45 +1,60 @@
 """A population against a plain loop; workers, fusing, interruptions and failures change nothing they should not."""
 
 import dataclasses
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marginax.deep import replay, td3
-from marginax.deep.config import TD3Config
-from marginax.deep.learner import METRICS, Learner, Plan, actor_vector
-from marginax.deep.population import COLUMNS, Population, PopulationConfig
+from marginax.deep import checkpoint, replay, td3
+from marginax.deep.config import PopulationConfig, TD3Config
+from marginax.deep.learner import Learner, Plan
+from marginax.deep.networks import actor_vector
+from marginax.deep.population import Population
 from marginax.simulators.policy import unpack
 from marginax.simulators.rollout import Actor, AgentSpec, Transitions, evaluate, row_width
 
 SMALL = {"hidden": (8,), "batch_size": 8, "update_every": 10, "update_after": 20, "random_steps": 30}
+SMALL |= {"replay_size": 80}  # so that runs of other lengths share a program
 GROUPS = {
     "one-step": TD3Config(**SMALL),
     "marginalized": TD3Config(operator="marginalized", sequence_length=3, **SMALL),
 }
 CONFIG = PopulationConfig(
-    simulator="Pendulum-v1", groups=GROUPS, seeds=(3, 4), steps=240, evaluate_every=80, episodes=1
+    simulator="Pendulum-v1",
+    groups=GROUPS,
+    seeds=(3, 4),
+    steps=240,
+    evaluate_every=80,
+    episodes=1,
+    overlap=True,
 )
 
 
-def numbers(population):
-    """All that should repeat exactly: everything but the seconds."""
-    left_out = (0, COLUMNS.index("seconds"))
-    return np.array(
-        [[x for i, x in enumerate(r) if i not in left_out] for r in sorted(population.rows)], float
-    )
-
-
-def run(config=CONFIG, **options):
-    population = Population(config, **options)
-    try:
+def run(config=CONFIG, **options) -> Population:
+    with Population(config, **options) as population:
         population.run()
-    finally:
-        population.close()
     return population
+
+
+def numbers(population: Population) -> dict:
+    """All numbers of the metrics, by agent and step."""
+    return {
+        (line["operator"], line["seed"], line["step"]): [
+            np.nan if value is None else value
+            for name, value in line.items()
+            if name not in ("operator", "seed", "step", "returns")
+        ]
+        for line in population.lines
+    }
+
+
+def assert_close(one: Population, other: Population, **tolerance) -> None:
+    first, second = numbers(one), numbers(other)
+    assert first.keys() == second.keys()
+    for key in first:
+        np.testing.assert_allclose(first[key], second[key], err_msg=str(key), **tolerance)
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +62,15 @@ def plain():
     return run()
 
 
+@pytest.mark.slow
 def test_equals_a_plain_loop_with_policies_one_block_old(plain):
     """One agent after the other, block by block: play with the parameters of two blocks ago, then td3.update_block."""
     for name, seed, agent in (("one-step", 4, 1), ("marginalized", 3, 2)):
         config, spec = GROUPS[name], AgentSpec("Pendulum-v1", seed, 0.1, 30)
         state = td3.init(config, observation_size=3, action_size=1, key=jax.random.key(seed))
-        buffer, actor = replay.empty(240, 3, 1), Actor(spec)
+        buffer, actor = replay.empty(80, 3, 1), Actor(spec)
         update = jax.jit(lambda s, b, k, c=config: td3.update_block(c, s, b, k, updates=10))
-        vectors = [np.asarray(actor_vector(state.actor))] * 2
+        vectors, measured = [np.asarray(actor_vector(state.actor))] * 2, []
         for b in range(24):
             block = Transitions(np.zeros((10, row_width(3, 1)), np.float32), 3)
             actor.play(b, unpack(vectors[b], [3, 8, 1]), block)
@@ -62,131 +78,202 @@ def test_equals_a_plain_loop_with_policies_one_block_old(plain):
             if (b + 1) * 10 >= 20:
                 key = jax.random.fold_in(jax.random.key(seed), b)
                 state, _ = update(state, buffer, key)
+                if b >= 16:  # since the evaluation at step 160
+                    sample_key, noise_key = jax.random.split(jax.random.split(key, 10)[-1])
+                    batch = replay.sample(buffer, sample_key, batch=8, length=config.length)
+                    _, metrics = td3.update(config, state, batch, noise_key, delayed=True)
+                    rival = dataclasses.replace(config, operator="retrace")
+                    _, retraced = td3.update(rival, state, batch, noise_key, delayed=False)
+                    measured.append((metrics.critic_loss, retraced.error_variance))
             vectors.append(np.asarray(actor_vector(state.actor)))
         np.testing.assert_allclose(plain._newest[agent], vectors[-1], atol=2e-4)
-        row = next(r for r in plain.rows if r[:3] == (name, seed, 240))
-        sample_key, noise_key = jax.random.split(jax.random.split(key, 10)[-1])
-        batch = replay.sample(buffer, sample_key, batch=8, length=config.length)
-        _, metrics = td3.update(config, state, batch, noise_key, delayed=True)  # on the last batch once more
-        np.testing.assert_allclose(row[COLUMNS.index("critic_loss")], metrics.critic_loss, rtol=1e-2)
-        _, retraced = td3.update(
-            dataclasses.replace(config, operator="retrace"), state, batch, noise_key, delayed=False
-        )
-        if name == "marginalized":  # what Retrace's targets would have been on this batch
-            rival = row[COLUMNS.index("error_variance_retrace")]
-            np.testing.assert_allclose(rival, retraced.error_variance, rtol=1e-2)
+        line = next(x for x in plain.lines if (x["operator"], x["seed"], x["step"]) == (name, seed, 240))
+        loss, variance = np.mean(measured, axis=0)
+        np.testing.assert_allclose(line["critic_loss"], loss, rtol=1e-2)
+        if name == "marginalized":  # what Retrace's targets would have been on these batches
+            np.testing.assert_allclose(line["error_variance_retrace"], variance, rtol=1e-2)
         *_, returns = evaluate(spec, unpack(plain._newest[agent], [3, 8, 1]), 240, 1)
-        assert row[COLUMNS.index("return")] == returns.mean()
+        assert line["return"] == returns.mean()
 
 
-def test_rows_are_complete(plain):
-    assert sorted(r[:3] for r in plain.rows) == [
+def test_lines_are_complete(plain):
+    assert list(numbers(plain)) == [
         (name, seed, step)
-        for name in ("marginalized", "one-step")
-        for seed in (3, 4)
         for step in (80, 160, 240)
+        for name in ("one-step", "marginalized")
+        for seed in (3, 4)
     ]
-    assert np.isfinite(numbers(plain)[:, 2]).all()
     assert plain.finished
 
 
 def test_workers_change_nothing(plain):
-    np.testing.assert_array_equal(numbers(plain), numbers(run(workers=2)))
+    assert_close(plain, run(workers=2), rtol=0)
 
 
-def test_fusing_changes_no_curve(plain):
-    np.testing.assert_allclose(numbers(plain), numbers(run(fuse=False)), rtol=1e-3, atol=1e-3)
+@pytest.mark.slow
+def test_groups_apart_learn_as_they_do_together(plain):
+    for label in GROUPS:
+        alone = run(dataclasses.replace(CONFIG, groups={label: GROUPS[label]}))
+        together = {key: value for key, value in numbers(plain).items() if key[0] == label}
+        for key, value in numbers(alone).items():
+            np.testing.assert_allclose(value, together[key], rtol=1e-3, atol=1e-3)
 
 
-def test_stopped_and_resumed_equals_left_alone(plain, tmp_path):
-    """Stopped by its time limit again and again, with and without workers in between."""
-    pieces = 0
-    while pieces < 30:
-        population = Population(CONFIG, workers=pieces % 2, folder=tmp_path)
-        begun = population.block
-        limit = 5.0 + population._time_to_save() - 5.0  # room for one block or a few
-        population.run(deadline=time.monotonic() + limit)
-        population.close()
-        pieces += 1
+@pytest.mark.parametrize("overlap", [True, False])
+def test_stopped_and_resumed_equals_left_alone(plain, overlap, tmp_path):
+    """Stopped after every few blocks, with and without a worker in between."""
+    config = dataclasses.replace(CONFIG, overlap=overlap)
+    whole = plain if overlap else run(config)
+    for piece in range(30):
+        with Population(config, workers=piece % 2 if piece < 2 else 0, folder=tmp_path) as population:
+            begun = population.step
+            population.run(stop=lambda p=population, b=begun: p.step >= b + 50)
         if population.finished:
             break
-        assert population.block > begun
-        assert len(list(tmp_path.glob("block-*"))) == 1
-    assert pieces > 2
-    np.testing.assert_array_equal(numbers(plain), numbers(population))
+        assert population.step == begun + 50
+    assert piece == 4
+    assert_close(whole, population, rtol=0)
+
+
+def test_a_longer_run_carries_on(plain, tmp_path):
+    short = dataclasses.replace(CONFIG, steps=160)
+    run(short, folder=tmp_path)
+    assert_close(plain, run(folder=tmp_path), rtol=0)
+
+
+def test_a_run_that_ended_without_its_replay_buffer_says_so(tmp_path):
+    with Population(dataclasses.replace(CONFIG, steps=80), folder=tmp_path) as population:
+        population.run(keep_replay=False)
+    with pytest.raises(ValueError, match="ended at step 80 without its replay buffers"):
+        Population(CONFIG, folder=tmp_path)
 
 
 def test_checkpoint_of_another_population_is_refused(tmp_path):
-    population = Population(CONFIG, folder=tmp_path)
-    population.save()
-    other = PopulationConfig(**{**CONFIG.__dict__, "seeds": (3, 5)})
-    with pytest.raises(ValueError, match="another population \\(seeds differs\\)"):
-        Population(other, folder=tmp_path)
-    (next(tmp_path.glob("block-*")) / "arrays.npz").write_bytes(b"PK half a file")
-    with pytest.raises(ValueError, match="damaged"):
+    Population(CONFIG, folder=tmp_path).close()
+    with pytest.raises(ValueError, match=r"holds a run with seeds = \[3, 4\], not \[3, 5\]"):
+        Population(dataclasses.replace(CONFIG, seeds=(3, 5)), folder=tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["shortened", "changed", "missing"])
+def test_metrics_that_were_damaged_are_named(damage, tmp_path):
+    with Population(CONFIG, folder=tmp_path) as population:
+        population.run(stop=lambda: population.step >= 100)
+    path = tmp_path / "metrics.jsonl"
+    content = path.read_bytes()
+    if damage == "shortened":
+        path.write_bytes(content[:-5])
+    elif damage == "changed":
+        path.write_bytes(content.replace(b"one-step", b"two-step", 1))
+    else:
+        path.unlink()
+    with pytest.raises(ValueError, match=f"metrics.jsonl' is .*{damage}"):
         Population(CONFIG, folder=tmp_path)
 
 
 def test_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
-    population = Population(CONFIG, folder=tmp_path)
-    kept = population.save()
-    population.block = 5
+    with Population(CONFIG, folder=tmp_path) as population:
+        population.run(stop=lambda: population.step >= 100)
+        kept = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
+        population.step = 110
 
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
+        def full(*_, **__):
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(OSError, match="No space left"):
-        population.save()
-    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
+        monkeypatch.setattr(checkpoint, "save_arrays", full)
+        with pytest.raises(OSError, match="the disk is full; the last good checkpoint is kept"):
+            population.save()
+    assert sorted(path.name for path in (tmp_path / "checkpoint").iterdir()) == kept
 
 
 def test_failed_agent_is_noted_and_others_go_on(plain):
     """An agent whose parameters turn to NaN is counted, keeps its last policy, and disturbs nobody."""
-    population = Population(CONFIG)
-    learner, agent = population.learners[0], 1
-    original = learner.advance
+    with Population(CONFIG) as population:
+        learner = population.learners[0]
+        original = learner.advance
 
-    def poisoned(index, rows):
-        if index == 10:
-            agents = jax.tree.map(
-                lambda x: x.at[agent].set(jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x,
-                learner.state.agents,
-            )
-            learner.state = learner.state._replace(agents=agents)
-        return original(index, rows)
+        def poisoned(index, rows):
+            if index == 10:
+                agents = jax.tree.map(
+                    lambda x: x.at[1].set(jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+                    learner.state.agents,
+                )
+                learner.state = learner.state._replace(agents=agents)
+            return original(index, rows)
 
-    learner.advance = poisoned
-    population.run()
-    failed = {r[:3]: r[COLUMNS.index("failed_at")] for r in population.rows}
-    assert failed["one-step", 4, 80] == -1
+        learner.advance = poisoned
+        population.run()
+    failed = {(x["operator"], x["seed"], x["step"]): x["failed_at"] for x in population.lines}
+    assert failed["one-step", 4, 80] is None
     assert failed["one-step", 4, 240] == 110
+    reason = "the policy's parameters were no longer finite at step 110"
+    assert population.failures == {1: {"step": 110, "reason": reason}}
     assert np.isfinite(population._newest).all()
-    others = [i for i, r in enumerate(sorted(population.rows)) if r[:2] != ("one-step", 4)]
-    np.testing.assert_array_equal(numbers(population)[others], numbers(plain)[others])
+    for key, value in numbers(plain).items():
+        if key[:2] != ("one-step", 4):
+            np.testing.assert_array_equal(numbers(population)[key], value)
+
+
+@pytest.mark.slow
+def test_settings_of_each_group_count():
+    """Replay size, discount and the bound of divergence are a group's own; other programs get learners of their own."""
+    groups = {
+        "a": TD3Config(**{**SMALL, "replay_size": 100}, divergence_factor=1e-6),
+        "b": TD3Config(**SMALL, discount=0.5),
+        "c": TD3Config(**SMALL, learning_rate=1e-4),
+    }
+    population = run(dataclasses.replace(CONFIG, groups=groups, seeds=(0,)))
+    assert [len(x.plan.configs) for x in population.learners] == [2, 1]
+    assert population.learners[0].plan.capacities == (100, 80)
+    assert list(population.failures) == [0]
+    assert "the mean of |Q| reached" in population.failures[0]["reason"]
 
 
 def test_replay_ring_keeps_the_newest():
     """With a capacity below the steps, old transitions are overwritten block by block."""
     config = TD3Config(**{**SMALL, "update_after": 1000})
-    learner = Learner(Plan((config,), 2, observation_size=3, action_size=1, capacity=30), seeds=(0, 1))
+    learner = Learner(Plan((config,), 2, observation_size=3, action_size=1, capacities=(30,)), seeds=(0, 1))
     for b in range(5):
         _, metrics = learner.advance(b, np.full((2, 10, 11), b, np.float32))
     assert np.isnan(np.asarray(metrics)).all()
-    assert metrics.shape == (2, len(METRICS))
+    assert metrics.shape == (2, len(td3.METRICS))
     found = np.asarray(learner.state.rows[0])[:, :, 0]
     np.testing.assert_array_equal(found, np.repeat([[3, 4, 2]], 2, axis=0).repeat(10, axis=1))
     assert int(learner.state.added) == 50
 
 
+@pytest.mark.slow
+def test_a_delay_that_does_not_divide_the_block_counts_on():
+    """Blocks of 3 updates with a policy delay of 2, against updates one by one."""
+    config = TD3Config(hidden=(8,), batch_size=8, update_every=3, update_after=6, policy_delay=2)
+    plan = Plan((config,), 1, observation_size=3, action_size=1, capacities=(30,))
+    learner, rows = Learner(plan, seeds=(0,)), np.random.default_rng(0).normal(size=(5, 1, 3, 11))
+    rows[..., 5:7] = 0
+    state = td3.init(config, observation_size=3, action_size=1, key=jax.random.key(0))
+    buffer, count = replay.empty(30, 3, 1), 0
+    for b, block in enumerate(rows.astype(np.float32)):
+        vector, _ = learner.advance(b, block)
+        buffer = replay.add(buffer, block[0])
+        if b >= 1:
+            key = jax.random.fold_in(jax.random.key(0), b)
+            for own in jax.random.split(key, 3):
+                sample_key, noise_key = jax.random.split(own)
+                batch = replay.sample(buffer, sample_key, batch=8, length=1)
+                count += 1
+                state, _ = td3.update(config, state, batch, noise_key, delayed=count % 2 == 0)
+        np.testing.assert_allclose(vector[0], actor_vector(state.actor), atol=1e-5)
+
+
 def test_bad_settings():
-    with pytest.raises(ValueError, match="steps must be a multiple of update_every 10, got 15"):
-        PopulationConfig(simulator="Pendulum-v1", groups=GROUPS, seeds=(0,), steps=15, evaluate_every=10)
+    with pytest.raises(ValueError, match="steps must be a positive multiple of update_every 10, got 15"):
+        PopulationConfig(simulator="Pendulum-v1", groups=GROUPS, steps=15, evaluate_every=10)
+    with pytest.raises(ValueError, match=r"evaluate_every must be a positive multiple .* got 0"):
+        PopulationConfig(simulator="Pendulum-v1", groups=GROUPS, steps=20, evaluate_every=0)
     with pytest.raises(ValueError, match="seeds must be different"):
         PopulationConfig(simulator="Pendulum-v1", groups=GROUPS, seeds=(0, 0))
-    with pytest.raises(ValueError, match="policy_delay must divide update_every 10, got 3"):
-        Plan((TD3Config(**SMALL, policy_delay=3),), 1, 3, 1, 30)
     with pytest.raises(ValueError, match="capacity must be a multiple of update_every 10, got 35"):
-        Plan((TD3Config(**SMALL),), 1, 3, 1, 35)
+        Plan((TD3Config(**SMALL),), 1, 3, 1, (35,))
     with pytest.raises(ValueError, match="hidden must be the same"):
-        Plan((TD3Config(**SMALL), TD3Config(**{**SMALL, "hidden": (4,)})), 1, 3, 1, 30)
+        PopulationConfig(
+            simulator="Pendulum-v1",
+            groups={"a": TD3Config(**SMALL), "b": TD3Config(**{**SMALL, "hidden": (4,)})},
+        )

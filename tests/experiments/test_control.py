@@ -1,101 +1,78 @@
-"""Figure 3's command at toy size: shares, resuming, what is written, and verdicts that follow from the data."""
+"""Figure 3's command at toy size: resuming, what is written, and verdicts that follow from the data."""
 
-import csv
 import json
 
 import numpy as np
 import pytest
 
-from marginax.experiments.control import _share, control, main
-from marginax.experiments.control_report import Curves, _claims, curves
-from marginax.experiments.control_settings import OPERATORS, Settings, agent_settings, seconds
+from marginax.cli import main
+from marginax.deep.config import TD3Config
+from marginax.deep.curves import Curve, curves_of
+from marginax.experiments.control import PRESETS, Control, seconds
+from marginax.experiments.control_report import claims
 
-AGENT = "hidden=4,batch_size=4,update_every=10,update_after=20,random_steps=20"
-TOY = ["--tasks", "Pendulum-v1", "--operators", "one-step", "retrace:sequence_length=2", "--seeds", "2"]
-TOY += ["--steps", "80", "--evaluate-every", "20", "--episodes", "1", "--settings", AGENT]
+TOY = ["reproduce", "control", "--tasks", "Pendulum-v1", "--operators", "one-step", "marginalized-length-2"]
+TOY += ["--seeds", "2", "--steps", "80", "--evaluate-every", "20", "--episodes", "1", "--agent.hidden", "4"]
+TOY += ["--agent.batch-size", "4", "--agent.update-every", "10", "--agent.update-after", "20"]
 
 
+@pytest.mark.slow
 def test_runs_writes_and_does_not_run_again(tmp_path, capsys):
-    words = [*TOY, "--shards", "1", "--workers", "0", "--out", str(tmp_path)]
-    assert main([*words, "--no-report"]) == 0
-    place = tmp_path / "control" / "Pendulum-v1"
-    with (place / "metrics-0-of-1.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(r["operator"], r["seed"], r["step"]) for r in rows] == [
-        (name, str(seed), str(step))
-        for name in ("one-step", "retrace:sequence_length=2")
-        for seed in range(2)
-        for step in (20, 40, 60, 80)
-    ]
-    assert all(-2000 < float(r["return"]) < 0 for r in rows)
-    assert json.loads((place / "metrics-0-of-1.json").read_text())["finished"]
-    capsys.readouterr()
-    before = (place / "metrics-0-of-1.csv").stat().st_mtime_ns
-    assert main(words) == 0  # only the report is made now
-    assert "steps/s" not in capsys.readouterr().out
-    assert (place / "metrics-0-of-1.csv").stat().st_mtime_ns == before
+    words = [*TOY, "--out", str(tmp_path)]
+    assert main(words) == 0
+    parts = sorted(path.name for path in (tmp_path / "control" / "Pendulum-v1").glob("*-seed-*"))
+    assert parts == [f"{name}-seed-{k}" for name in ("marginalized-length-2", "one-step") for k in (0, 1)]
+    said = capsys.readouterr()
+    assert "return one-step" in said.out
+    assert main(words) == 0  # nothing is trained
+    assert "return one-step" not in capsys.readouterr().out
     result = json.loads((tmp_path / "control" / "result.json").read_text())
-    assert len(result["tables"][0]["rows"]) == 2
-    assert {c["verdict"] for c in result["claims"]} <= {"reproduced", "not reproduced", "cannot be decided"}
+    assert [row[1] for row in result["tables"][0]["rows"]] == ["one-step", "marginalized-length-2"]
     assert "Figure 3" in (tmp_path / "report.html").read_text()
-    for name in ("control.png", "control.pdf", "control-variance.png", "control.csv"):
+    for name in ("control.png", "control.pdf", "control-final.png", "control-variance.png", "control.csv"):
         assert (tmp_path / "control" / name).stat().st_size > 0
-    with pytest.raises(ValueError, match="another number of shards"):
-        main([*TOY, "--shards", "2", "--out", str(tmp_path)])
+    assert main(["plot", str(tmp_path / "control" / "Pendulum-v1"), "--out", str(tmp_path)]) == 0
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 15])
-def test_shares_cover_every_agent_once(count):
-    shares = [_share(OPERATORS[:3], list(range(5)), (k, count)) for k in range(count)]
-    agents = sorted(
-        (operator, seed) for operators, seeds in shares for operator in operators for seed in seeds
-    )
-    assert agents == sorted((operator, seed) for operator in OPERATORS[:3] for seed in range(5))
+@pytest.mark.slow
+def test_stopped_at_its_time_limit_it_carries_on(tmp_path, capsys):
+    words = [*TOY, "--out", str(tmp_path)]
+    assert main([*words, "--time-limit", "1s"]) == 0
+    assert "stopped at the time limit; the same command carries on" in capsys.readouterr().out
+    assert not (tmp_path / "report.html").exists()
+    assert main(words) == 0
+    assert (tmp_path / "report.html").exists()
 
 
-def test_operators_with_settings():
-    assert agent_settings("retrace:trace_temperature=0.1,start_conditioned=false", "hidden=8") == {
-        "operator": "retrace",
-        "hidden": (8,),
-        "trace_temperature": 0.1,
-        "start_conditioned": False,
-    }
-    assert agent_settings("marginalized-saddle-point")["weights"] == "saddle-point"
-    assert agent_settings("marginalized-fenchel:normalisation=none")["normalisation"] == "none"
-    assert agent_settings("marginalized-paper") == {
-        "operator": "marginalized",
-        "weights": "saddle-point",
-        "normalisation": "power",
-    }
-    with pytest.raises(ValueError, match="settings as name=value, got 'decay'"):
-        agent_settings("retrace:decay")
+def test_every_preset_is_an_agent():
+    for name, settings in PRESETS.items():
+        assert TD3Config(**settings).length in (1, 2, 5, 10), name
+    paper = Control(operators=("marginalized-paper",)).population("Pendulum-v1").groups["marginalized-paper"]
+    assert (paper.weights, paper.normalisation, paper.samples_a_step) == ("saddle-point", "power", False)
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("words", "message"),
     [
-        ({"tasks": ("mujoco/foo",)}, "mujoco/cheetah-run.*got 'mujoco/foo'"),
-        (
-            {"operators": ("retrace:decay=2",)},
-            r"operators: 'retrace:decay=2': decay must lie in \[0, 1\], got 2",
-        ),
-        ({"operators": ("retrace:dekay=1",)}, "'retrace:dekay=1' has no setting 'dekay': choose of operator"),
-        ({"operators": ("retrace", "retrace")}, "operators must be different, got 'retrace' twice"),
-        ({"settings": "hidden"}, "settings as name=value, got 'hidden'"),
-        ({"seeds": 0}, "seeds must be at least 1, got 0"),
-        ({"steps": 70}, "steps must be a multiple of update_every 50, got 70"),
+        (["--tasks", "mujoco/foo"], "mujoco/foo"),
+        (["--operators", "retrase"], "did you mean 'retrace'?"),
+        (["--operators", "retrace", "retrace"], "operators must be different, got 'retrace' twice"),
+        (["--agent.operator", "n-step"], "use --operators"),
+        (["--agent.decay", "2"], "decay must lie in [0, 1]"),
+        (["--steps", "70"], "steps must be a positive multiple of update_every 50, got 70"),
+        (["--time-limit", "soon"], "time-limit must be a number"),
+        (["--checkpoint-minutes", "0"], "checkpoint-minutes must be above 0"),
     ],
 )
-def test_mistakes_are_found_before_anything_is_run(settings, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        control(Settings(**{"tasks": ("Pendulum-v1",), "steps": 100, **settings}), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def test_mistakes_are_found_before_anything_is_run(words, message, tmp_path, capsys):
+    given = ["reproduce", "control", "--tasks", "Pendulum-v1", "--steps", "100", *words]
+    assert main([*given, "--out", str(tmp_path / "out")]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not list((tmp_path / "out").glob("control/*/*"))
 
 
 def test_lengths_of_time():
     assert seconds("1.5h") == 5400
-    with pytest.raises(ValueError, match="time_limit must be a number"):
-        seconds("soon")
 
 
 def made_up(level, seeds=10, noise=1.0, variance=1.0):
@@ -105,7 +82,7 @@ def made_up(level, seeds=10, noise=1.0, variance=1.0):
         "error_variance": np.full((seeds, 20), variance),
         "error_variance_retrace": np.ones((seeds, 20)),
     }
-    return Curves(np.arange(seeds), np.arange(20), returns, np.zeros(seeds, bool), values)
+    return Curve("task", "", np.arange(seeds), np.arange(20), returns, np.zeros(seeds, bool), values)
 
 
 def test_verdicts_follow_from_the_data():
@@ -114,42 +91,20 @@ def test_verdicts_follow_from_the_data():
         "retrace": made_up(120),
         "marginalized-regression": made_up(80, noise=5.0, variance=0.5),
     }
-    verdicts = {(c.text.split()[0], c.measure.split(":")[0]): c.verdict for c in _claims("task", found)}
+    made = claims("task", found)
+    verdicts = {(c.text.split()[0], c.measure.split(":")[0]): c.verdict for c in made}
     assert verdicts["Multi-step", "final return"] == "reproduced"
     assert verdicts["Marginalized", "area under the curve"] == "not reproduced"
     assert verdicts["Variations", next(k[1] for k in verdicts if k[0] == "Variations")] == "reproduced"
-    lower = [c for c in _claims("task", found) if "lower variance" in c.text]
+    lower = [c for c in made if "lower variance" in c.text]
     np.testing.assert_allclose(lower[0].effect, np.log(0.5))
     assert lower[0].verdict == "reproduced"
 
 
-def test_curves_stop_where_every_seed_has_arrived():
-    row = {"operator": "a", "seed": 0, "step": 10, "return": 1.0, "failed_at": -1.0}
-    rows = [row, {**row, "step": 20}, {**row, "seed": 1}, {**row, "seed": 1, "step": 10, "failed_at": 10.0}]
-    found = curves(rows)["a"]
-    assert found.steps.tolist() == [10]
-    assert found.failed.tolist() == [False, True]
-
-
 def test_runs_of_other_lengths_and_seeds_are_compared_where_they_overlap():
-    row = {"operator": "one-step", "seed": 0, "step": 10, "return": 100.0, "failed_at": -1.0}
+    row = {"operator": "one-step", "seed": 0, "step": 10, "return": 100.0, "failed_at": None}
     long = [{**row, "seed": s, "step": t} for s in range(4) for t in (10, 20)]
     short = [{**row, "operator": "retrace", "seed": s, "return": 150.0, "step": 10} for s in range(1, 4)]
     long = [{**r, "return": 1000.0} if r["seed"] == 0 or r["step"] == 20 else r for r in long]
-    claims = _claims("task", curves([*long, *short]))
-    np.testing.assert_allclose([c.effect for c in claims], 0.5)
-
-
-def test_the_report_can_be_made_from_an_unfinished_run(tmp_path, capsys):
-    place = tmp_path / "control" / "Pendulum-v1"
-    place.mkdir(parents=True)
-    columns = ["operator", "seed", "step", "return", "failed_at", "seconds"]
-    columns += ["trace_mean", "weight_mean", "error_variance"]
-    rows = [["one-step", s, t, s + t, -1, 60 * t, 0.0, 0.0, 1.0] for s in (0, 1) for t in (10, 20)]
-    text = "\n".join(",".join(map(str, line)) for line in [columns, *rows])
-    (place / "metrics-0-of-1.csv").write_text(text)
-    words = ["--tasks", "Pendulum-v1", "--operators", "one-step", "--seeds", "2"]
-    assert main([*words, "--report-only", "--out", str(tmp_path)]) == 0
-    assert "report.html" in capsys.readouterr().out
-    assert (tmp_path / "control" / "control-final.png").stat().st_size > 1000
-    assert "here they took 20.0 minutes" in (tmp_path / "report.html").read_text()
+    made = claims("task", curves_of("task", [*long, *short]))
+    np.testing.assert_allclose([c.effect for c in made], 0.5)

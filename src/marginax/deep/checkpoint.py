@@ -1,16 +1,14 @@
 """Checkpoints that are whole or not there, checked before they are trusted, and free of anything to execute.
 
-A checkpoint is a folder of `.npz` files and a `manifest.json` that names each with its length and SHA-256. Files
+A checkpoint is a folder of `.npz` files and a `manifest.json` that names them; each carries its own SHA-256. Files
 are written under temporary names, flushed to the disk and renamed; the manifest goes last, so it only ever names
 complete files, and a process killed at any moment leaves the previous checkpoint or the new one. Files that a new
-checkpoint shares with the previous one (old pieces of a replay buffer) are not written again.
+checkpoint shares with the previous one (old pieces of a replay buffer) are not written again. The first checkpoint
+of a run has no files, so files without a manifest mean that the manifest was lost.
 """
 
 import contextlib
 import errno
-import hashlib
-import io
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,31 +17,22 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from marginax._files import atomic_write
+from marginax._files import load_arrays, load_json, save_arrays, save_json
 
 MANIFEST = "manifest.json"
-_FORMAT = 1
+_FORMAT = 2
 Tree = TypeVar("Tree")
-Arrays = Mapping[str, Any]
 
 
 class Checkpoint(NamedTuple):
-    """What was read back.
-
-    Attributes:
-        meta: Plain data.
-        files: Arrays by file and name.
-
-    >>> Checkpoint({"step": 1}, {}).meta["step"]
-    1
-    """
+    """What was read back: plain data, and arrays by file and name."""
 
     meta: dict[str, Any]
     files: dict[str, dict[str, np.ndarray]]
 
 
 def save(
-    folder: Path, meta: Mapping[str, Any], files: Mapping[str, Arrays], keep: Iterable[str] = ()
+    folder: Path, meta: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]], keep: Iterable[str] = ()
 ) -> None:
     """Write a checkpoint; the previous one stays until the new one is complete.
 
@@ -66,19 +55,16 @@ def save(
     ({'step': 2}, ['new', 'old'], array([0, 1, 2]))
     """
     folder.mkdir(parents=True, exist_ok=True)
-    previous = (_manifest(folder) or {}).get("files", {})
+    previous = (manifest(folder) or {"files": []})["files"]
+    names = [*keep, *files]
     if missing := [name for name in keep if name not in previous]:
         raise ValueError(f"keep names {missing[0]!r}, which the previous checkpoint does not have.")
     if repeated := [name for name in files if name in previous]:
         raise ValueError(f"files names {repeated[0]!r}, which the previous checkpoint has.")
-    entries = {name: previous[name] for name in keep}
     try:
         for name, arrays in files.items():
-            content = _encode(arrays)
-            _write(folder / f"{name}.npz", content)
-            entries[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        text = json.dumps({"format": _FORMAT, "meta": dict(meta), "files": entries})
-        _write(folder / MANIFEST, text.encode())
+            save_arrays(folder / f"{name}.npz", arrays)
+        save_json(folder / MANIFEST, {"format": _FORMAT, "meta": dict(meta), "files": names})
     except OSError as error:
         for name in files:
             with contextlib.suppress(OSError):
@@ -86,8 +72,16 @@ def save(
         reason = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
         kept = "; the last good checkpoint is kept" if previous else ""
         raise OSError(f"cannot write a checkpoint to {str(folder)!r}: {reason}{kept}") from error
-    _flush(folder)
-    _tidy(folder, entries)
+    with contextlib.suppress(OSError):  # make the renames durable, where a folder can be opened
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    for path in folder.iterdir():  # older files, and temporary ones of a killed process
+        if path.name != MANIFEST and path.name.removesuffix(".npz") not in names:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def load(folder: Path) -> Checkpoint | None:
@@ -95,37 +89,42 @@ def load(folder: Path) -> Checkpoint | None:
 
     Raises:
         ValueError: If a file is missing or differs from what was written.
-
-    >>> import tempfile
-    >>> load(Path(tempfile.mkdtemp())) is None
-    True
     """
-    manifest = _manifest(folder)
-    if manifest is None:
+    found = manifest(folder)
+    if found is None:
         return None
     files = {}
-    for name, entry in manifest["files"].items():
+    for name in found["files"]:
         path = folder / f"{name}.npz"
         try:
-            content = path.read_bytes()
+            files[name] = load_arrays(path)
         except OSError as error:
             raise ValueError(
                 f"the checkpoint is damaged: {path} cannot be read ({error.strerror})."
             ) from error
-        if len(content) != entry["bytes"] or hashlib.sha256(content).hexdigest() != entry["sha256"]:
-            raise ValueError(f"the checkpoint is damaged: {path} is not what was written.")
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            files[name] = {key: arrays[key] for key in arrays.files}
-    return Checkpoint(manifest["meta"], files)
+        except ValueError as error:
+            raise ValueError(f"the checkpoint is damaged: {error}.") from error
+    return Checkpoint(found["meta"], files)
 
 
-def names(folder: Path) -> list[str]:
-    """The files of the checkpoint in a folder.
+def manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of the checkpoint in a folder (`meta` and the names of its `files`); None if there is none.
 
-    >>> names(Path("nowhere"))
-    []
+    Raises:
+        ValueError: If it is damaged, or a file without a manifest lies there.
     """
-    return list((_manifest(folder) or {}).get("files", ()))
+    path = folder / MANIFEST
+    try:
+        found = load_json(path)
+    except FileNotFoundError:
+        if any(folder.glob("*.npz")):
+            raise ValueError(f"the checkpoint is damaged: {path} is missing.") from None
+        return None
+    except ValueError as error:
+        raise ValueError(f"the checkpoint is damaged: {error}.") from error
+    if found.get("format") != _FORMAT:
+        raise ValueError(f"{path} is not a checkpoint of this version.")
+    return found
 
 
 def to_arrays(tree: Any) -> dict[str, np.ndarray]:
@@ -143,9 +142,6 @@ def from_arrays(template: Tree, arrays: Mapping[str, np.ndarray]) -> Tree:
 
     Raises:
         ValueError: If a leaf is missing, or has another shape or type than in the template.
-
-    >>> from_arrays({"a": np.zeros(2)}, {"['a']": np.ones(2)})
-    {'a': array([1., 1.])}
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(template)
     found = []
@@ -157,44 +153,3 @@ def from_arrays(template: Tree, arrays: Mapping[str, np.ndarray]) -> Tree:
             raise ValueError(f"{name} must be {leaf.dtype}{list(leaf.shape)} in the checkpoint, but {what}.")
         found.append(array)
     return jax.tree_util.tree_unflatten(structure, found)
-
-
-def _write(path: Path, content: bytes) -> None:
-    atomic_write(path, lambda file: file.write(content))
-
-
-def _encode(arrays: Arrays) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **{name: np.asarray(array) for name, array in arrays.items()})
-    return file.getvalue()
-
-
-def _manifest(folder: Path) -> dict[str, Any] | None:
-    path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ValueError(f"the checkpoint is damaged: {path} cannot be read ({error}).") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-        raise ValueError(f"{path} is not a checkpoint of this version.")
-    return manifest
-
-
-def _tidy(folder: Path, entries: Mapping[str, Any]) -> None:
-    """Remove what no checkpoint names: older files, and temporary ones of a killed process."""
-    for path in folder.iterdir():
-        if path.name != MANIFEST and path.name.removesuffix(".npz") not in entries:
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-
-def _flush(folder: Path) -> None:
-    """Make renames durable; where a folder cannot be opened, the file system sees to it."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

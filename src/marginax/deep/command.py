@@ -1,5 +1,6 @@
-"""The commands `marginax train`, `marginax plot` and `marginax play`."""
+"""The commands `marginax train`, `marginax plot` and `marginax play`. Nothing heavy is imported before it is needed."""
 
+import dataclasses
 import sys
 import time
 from dataclasses import dataclass, field
@@ -9,139 +10,169 @@ from typing import Annotated, Any
 import tyro
 
 from marginax._files import check_writable
-from marginax.deep.config import TD3Config
-from marginax.deep.curves import draw, load_curves, summarise
-from marginax.deep.policy import load_policy
-from marginax.deep.run import Run
-from marginax.deep.seeds import default_workers, train_seeds
+from marginax.deep.config import PopulationConfig, TD3Config
 
 _DEFAULTS = TD3Config()
 
 
 def train(
-    simulator: tyro.conf.Positional[str],
+    task: tyro.conf.Positional[str],
     *,
     out: Path,
     seeds: int = 1,
     first_seed: int = 0,
     steps: int = 1_000_000,
-    evaluate_every: int = 10_000,
+    evaluate_every: int | None = None,
     episodes: int = 10,
-    checkpoint_every: int = 50_000,
+    checkpoint_minutes: float = 2.0,
     workers: int | None = None,
+    overlap: bool = False,
     agent: Annotated[TD3Config, tyro.conf.arg(name="")] = _DEFAULTS,
 ) -> None:
     """Train TD3 agents whose critic target is any operator of this library.
 
-    Stopped at any moment, the same command carries on from the last checkpoint and ends with the same metrics. Each
-    seed is a process of its own and equals the run of that seed alone.
+    Stopped at any moment, the same command carries on from the last checkpoint and ends with the same metrics. With
+    more steps, a finished run goes on.
 
     Args:
-        simulator: dm_control/cheetah-run, mujoco/walker-run, pybullet/HalfCheetah, Pendulum-v1, HalfCheetah-v5, ...
+        task: dm_control/cheetah-run, mujoco/walker-run, pybullet/HalfCheetah, Pendulum-v1, HalfCheetah-v5, ...
         out: Folder for settings, metrics, checkpoints and policies.
         seeds: Number of seeds.
         first_seed: The first of them.
         steps: Environment steps of each seed.
-        evaluate_every: Steps between evaluations of the deterministic policy, on simulators of their own.
-        episodes: Episodes of an evaluation.
-        checkpoint_every: Steps between checkpoints.
-        workers: Processes at a time; one a core when omitted.
+        evaluate_every: Steps between evaluations of the deterministic policy; by default about twenty in the run.
+        episodes: Episodes of an evaluation, on simulators of their own.
+        checkpoint_minutes: Minutes between checkpoints.
+        workers: Processes: seeds side by side on CPU, simulation on an accelerator; by default the cores.
+        overlap: Simulate while learning, with policies that are one block old.
         agent: Settings of the agent.
     """
+    from marginax.deep.run import SETTINGS, load_run, open_run
+    from marginax.deep.run import train as train_run
     from marginax.simulators import make
 
-    if seeds < 1:
-        raise ValueError(f"seeds must be at least 1, got {seeds}.")
-    if first_seed < 0:
-        raise ValueError(f"first-seed must be at least 0, got {first_seed}.")
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}.")
-    every = min(evaluate_every, steps)
-    run = Run(
-        simulator=simulator,
+    for name, value, least in (
+        ("seeds", seeds, 1),
+        ("first-seed", first_seed, 0),
+        ("workers", workers or 1, 1),
+    ):
+        if value < least or (name == "workers" and workers == 0):
+            raise ValueError(
+                f"{name} must be at least {least}, got {workers if name == 'workers' else value}."
+            )
+    require_positive("checkpoint-minutes", checkpoint_minutes)
+    if (out / SETTINGS).exists():  # what was derived stays as it was
+        earlier = load_run(out).config
+        if evaluate_every is None:
+            evaluate_every = earlier.evaluate_every
+        if agent.random_steps is None and len(earlier.groups) == 1:
+            stored = next(iter(earlier.groups.values())).random_steps
+            agent = dataclasses.replace(agent, random_steps=stored)
+    config = PopulationConfig(
+        simulator=task,
+        groups={agent.label: agent},
+        seeds=tuple(range(first_seed, first_seed + seeds)),
         steps=steps,
-        evaluate_every=every,
+        evaluate_every=evaluate_every,
         episodes=episodes,
-        checkpoint_every=max(every, min(checkpoint_every, steps) // every * every),
-        agent=agent,
+        overlap=overlap,
     )
-    make(simulator, seed=0).close()
+    make(task, seed=0, allow_import=True).close()
     check_writable(out)
-    run.save(out)
-    numbers = list(range(first_seed, first_seed + seeds))
-    try:
-        with _Display(run, numbers) as display:
-            outcome = train_seeds(out, numbers, workers or default_workers(seeds), display.listen)
-    except KeyboardInterrupt:
-        print("The same command carries on from each seed's last checkpoint.")
-        raise
-    bad = {seed: status for seed, status in outcome.items() if status["state"] != "finished"}
-    if bad:
-        reasons = "; ".join(f"seed {seed} {s['state']}: {s.get('reason')}" for seed, s in bad.items())
-        raise RuntimeError(f"{len(bad)} of {seeds} seeds did not finish. {reasons}")
+    run = open_run(out, config)
+    display = Display(f"{task}, {agent.label}", config.steps, list(run.parts))
+    with display:
+        options = {"workers": workers, "checkpoint_minutes": checkpoint_minutes}
+        outcome = train_run(out, run, listen=display.listen, **options)
+    finish(outcome)
     print(f"Next: marginax plot {out}, marginax play {out}")
+
+
+def require_positive(name: str, value: float) -> None:
+    """Raise `ValueError` unless a flag is above 0."""
+    if not value > 0:
+        raise ValueError(f"{name} must be above 0, got {value}.")
+
+
+def finish(outcome: dict[str, dict[str, Any]]) -> None:
+    """Raise `RuntimeError` with one line for all parts that did not finish."""
+    bad = {name: found for name, found in outcome.items() if found["state"] in ("failed", "diverged")}
+    if bad:
+        reasons = "; ".join(f"{name} {found['state']}: {found.get('reason')}" for name, found in bad.items())
+        raise RuntimeError(f"{len(bad)} of {len(outcome)} did not finish. {reasons}")
 
 
 def plot(runs: tyro.conf.Positional[tuple[Path, ...]], *, out: Path = Path(".")) -> None:
     """Draw the learning curves of runs: interquartile means over seeds with bootstrap intervals.
 
     Args:
-        runs: Folders that `marginax train` wrote.
+        runs: Folders that `marginax train` wrote, or those of a task of `marginax reproduce control`.
         out: Folder for curves.png, curves.pdf and curves.csv.
     """
     from rich.console import Console
     from rich.table import Table
+
+    from marginax.deep.curves import draw, interval, load_curves
 
     if not runs:
         raise ValueError("runs must name at least one folder of a run.")
     curves = load_curves(runs)
     check_writable(out)
     table = Table(box=None, header_style="bold")
-    for name in (
-        "simulator",
-        "operator",
-        "steps",
-        "seeds",
-        "failed",
-        "final IQM [95%]",
-        "mean of curve [95%]",
-    ):
+    for name in ("simulator", "operator", "steps", "seeds", "failed", "final return", "mean of curve"):
         table.add_column(name)
     for curve in curves:
-        cells = ["{:.1f} [{:.1f}, {:.1f}]".format(*interval) for interval in summarise(curve)]
-        counts = (f"{curve.steps[-1]:,}", str(len(curve.returns)), str(curve.failures))
+        cells = []
+        for values in (curve.final, curve.area):
+            middle, band = interval(values)
+            between = f" [{band.low:.1f}, {band.high:.1f}]" if len(values) > 1 else ""
+            cells.append(f"{float(middle):.1f}{between}")
+        counts = (f"{curve.steps[-1]:,}", str(len(curve.seeds)), str(curve.failed.sum()))
         table.add_row(curve.simulator, curve.label, *counts, *cells)
     console = Console()
     console.print(table)
+    if any(len(curve.seeds) > 1 for curve in curves):
+        console.print("Interquartile means over seeds, with 95% bootstrap intervals.")
     for path in draw(curves, out):
         console.print(f"wrote {path}")
 
 
-def play(run: tyro.conf.Positional[Path], *, episodes: int = 10, seed: int = 0) -> None:
+def play(
+    run: tyro.conf.Positional[Path], *, episodes: int = 10, seed: int = 0, simulator: str | None = None
+) -> None:
     """Evaluate a saved policy on its simulator, without exploration.
 
     Args:
         run: A policy file, or the folder of a run or of one of its seeds.
         episodes: Number of episodes.
         seed: Seed of the episodes.
+        simulator: Another simulator; needed where the policy's own is in a module that would have to be imported.
     """
     import numpy as np
 
+    from marginax.deep.policy import load_policy
     from marginax.simulators.rollout import AgentSpec, evaluate
 
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, got {episodes}.")
     policy = load_policy(run)
-    spec = AgentSpec(policy.simulator, seed)
-    returns = [x for x in evaluate(spec, policy.layers, 0, episodes) if x is not None][-1]
-    print(f"{policy.simulator}: {episodes} episodes")
+    if simulator is None and ":" in policy.simulator:
+        module = policy.simulator.partition(":")[0]
+        raise ValueError(
+            f"the policy was trained on {policy.simulator!r}, and a file's word is not enough to import the module "
+            f"{module!r}: if you trust it, give --simulator {policy.simulator}"
+        )
+    name = simulator or policy.simulator
+    outcomes = evaluate(AgentSpec(name, seed), policy.layers, 0, episodes)
+    returns = next(found for found in outcomes if found is not None)
+    print(f"{name}: {episodes} episodes")
     print(
         f"return {np.mean(returns):.2f} ± {np.std(returns):.2f}, {returns.min():.2f} to {returns.max():.2f}"
     )
 
 
 @dataclass
-class _Seed:
+class _Row:
     step: int = 0
     speed: float = 0.0
     returned: float | None = None
@@ -149,64 +180,74 @@ class _Seed:
 
 
 @dataclass
-class _Display:
-    """A live table where there is a terminal; a line an evaluation where there is none."""
+class Display:
+    """How the parts of a run fare: a live table on a terminal; anywhere else a line per evaluation."""
 
-    run: Run
-    seeds: list[int]
-    rows: dict[int, _Seed] = field(init=False)
+    title: str
+    steps: int
+    parts: list[str]
+    rows: dict[str, _Row] = field(init=False)
 
     def __post_init__(self) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self.rows = {seed: _Seed() for seed in self.seeds}
+        self.rows = {name: _Row() for name in self.parts}
         self.console = Console(file=sys.stdout)
         self.live = Live(console=self.console, refresh_per_second=2) if self.console.is_terminal else None
         self.drawn = 0.0
 
-    def __enter__(self) -> "_Display":
+    def __enter__(self) -> "Display":
         if self.live is not None:
             self.live.__enter__()
         return self
 
-    def __exit__(self, *details: Any) -> None:
+    def __exit__(self, kind: Any, *details: Any) -> None:
         if self.live is not None:
             self.live.update(self._table())
-            self.live.__exit__(*details)
+            self.live.__exit__(kind, *details)
+        reached = ", ".join(f"{name} at {row.step:,}" for name, row in self.rows.items() if row.step)
+        if kind is KeyboardInterrupt:
+            print("stopped; the same command carries on from the last checkpoints", flush=True)
+        elif kind is SystemExit:
+            print(f"checkpoints were written ({reached}); the same command carries on", flush=True)
 
-    def listen(self, message: dict[str, Any]) -> None:
-        row = self.rows[message["seed"]]
-        row.step = message.get("step", row.step)
-        row.speed = message.get("speed", row.speed)
-        row.returned = message.get("return", row.returned)
+    def listen(self, name: str, message: dict[str, Any]) -> None:
+        """Take in what a part says."""
+        row = self.rows[name]
+        row.step, row.speed = message.get("step", row.step), message.get("speed", row.speed)
         row.state = message.get("state", "training")
+        lines = message.get("lines", [])
+        if lines:
+            row.returned = sum(line["return"] for line in lines) / len(lines)
         if self.live is not None:
             if time.monotonic() - self.drawn > 0.4:
                 self.drawn = time.monotonic()
                 self.live.update(self._table())
-        elif "return" in message:
-            print(
-                f"seed {message['seed']}: step {row.step:,}, return {row.returned:.2f}, {row.speed:.0f} steps/s",
-                flush=True,
-            )
-        if self.live is None and "state" in message:
+            return
+        for step in dict.fromkeys(line["step"] for line in lines):
+            groups: dict[str, list[float]] = {}
+            for line in lines:
+                if line["step"] == step:
+                    groups.setdefault(line["operator"], []).append(line["return"])
+            means = ", ".join(f"{label} {sum(x) / len(x):.2f}" for label, x in groups.items())
+            print(f"{name}: step {step:,}, return {means}, {row.speed:.0f} steps/s", flush=True)
+        if "state" in message:
             reason = f": {message['reason']}" if "reason" in message else ""
-            print(f"seed {message['seed']}: {row.state}{reason}", flush=True)
+            print(f"{name}: {row.state} at step {row.step:,}{reason}", flush=True)
 
     def _table(self) -> Any:
         from rich.table import Table
 
-        agent = self.run.agent
-        table = Table(title=f"{self.run.simulator}, {agent.label}", box=None, header_style="bold")
-        for name in ("seed", "step", "", "steps/s", "return", "time left", "state"):
+        table = Table(title=self.title, box=None, header_style="bold")
+        for name in ("", "step", "", "steps/s", "return", "time left", "state"):
             table.add_column(name, justify="right")
-        for seed, row in self.rows.items():
-            left = (self.run.steps - row.step) / row.speed if row.speed and row.state == "training" else None
+        for name, row in self.rows.items():
+            left = (self.steps - row.step) / row.speed if row.speed and row.state == "training" else None
             table.add_row(
-                str(seed),
+                name,
                 f"{row.step:,}",
-                f"{row.step / self.run.steps:.0%}",
+                f"{row.step / self.steps:.0%}",
                 f"{row.speed:.0f}" if row.speed else "",
                 "" if row.returned is None else f"{row.returned:.1f}",
                 "" if left is None else time.strftime("%H:%M:%S", time.gmtime(left)),

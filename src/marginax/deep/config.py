@@ -1,15 +1,16 @@
-"""Every setting of the TD3 agent, each with a sentence; the defaults are Spinning Up's."""
+"""Every setting of the TD3 agent, each with a sentence (the defaults are Spinning Up's), and of a population of agents."""
 
 import dataclasses
 import math
 import typing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 Operator = Literal["one-step", "n-step", "retrace", "retrace-paper", "marginalized"]
 Weights = Literal["saddle-point", "fenchel", "regression"]
 Normalisation = Literal["none", "mean", "power"]
-LaterSteps = Literal["all", "one"]
+TargetSteps = Literal["all", "one"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +34,14 @@ class TD3Config:
     """How `marginalized` estimates its TD weights."""
     sequence_length: int = 5
     """Steps of a replayed sequence; `one-step` needs, and takes, only 1."""
-    later_steps: LaterSteps | None = None
+    target_steps: TargetSteps | None = None
     """Which steps after the first a `marginalized` target reads: `all` of the sequence, or `one` drawn at random,
     which costs about as much as two one-step targets whatever the length, and is a little noisier. None: `one` for
-    `regression`, which learned as well that way, and `all` for the others, which need all."""
+    `regression` without normalisation, which learned as well that way, and `all` for the others, which need all."""
     decay: float = 0.7
-    """λ of the traces λ min(1, (π/μ)^temperature); not used by `n-step`."""
+    """λ of the traces λ min(c̄, (π/μ)^temperature); not used by `n-step`."""
+    clip: float = 1.0
+    """c̄ of the traces. TD weights are bounded by max(1, λ c̄)^(sequence_length - 1), as the traces' products are."""
     trace_temperature: float = 1.0
     """Power of the ratio π/μ in the traces: 1 is the paper's, less is softer."""
     trace_scale: float | None = None
@@ -49,7 +52,7 @@ class TD3Config:
     """Whether start-conditioned weights are 1 at the start itself, as they are where no state is met twice."""
     normalisation: Normalisation = "none"
     """What is done to the weights of a batch: `none`; `mean`: divided by their mean; `power`, the paper's: raised to
-    `normalisation_power`, then divided by their mean. It makes all credits nearly equal."""
+    `normalisation_power`, then divided by their mean. It makes all credits nearly equal. Both need all later steps."""
     normalisation_power: float = 0.1
     """The paper's T."""
     weight_learning_rate: float = 1e-4
@@ -76,16 +79,17 @@ class TD3Config:
     noise_clip: float = 0.5
     """Largest absolute value of that noise."""
     policy_delay: int = 2
-    """One update of the actor, the targets and the TD weights for so many of the critics: the last of them."""
-    random_steps: int = 10_000
-    """First steps, which take uniform random actions."""
+    """Updates of the critics for one update of the actor, the target networks and the TD weights: every such
+    number of updates, counted from the first of the run, the last one moves them as well."""
+    random_steps: int | None = None
+    """First steps, which take uniform random actions. None: 10,000, but at most a tenth of the run."""
     update_after: int = 1_000
     """Steps before the first update."""
     update_every: int = 50
     """Steps between blocks of updates; a block has as many updates."""
     replay_size: int = 1_000_000
-    """Transitions the replay buffer holds; the oldest go first."""
-    divergence: float = 100.0
+    """Transitions the replay buffer holds, rounded down to whole blocks; the oldest are overwritten first."""
+    divergence_factor: float = 100.0
     """A seed ends when its mean |Q| exceeds this many times the largest |reward| met over 1 - γ."""
 
     def __post_init__(self) -> None:
@@ -93,49 +97,42 @@ class TD3Config:
             ("operator", Operator),
             ("weights", Weights),
             ("normalisation", Normalisation),
-            ("later_steps", LaterSteps),
+            ("target_steps", TargetSteps),
         ):
-            value = getattr(self, name)
-            choices = typing.get_args(allowed)
-            if value not in choices and not (name == "later_steps" and value is None):
+            value, choices = getattr(self, name), typing.get_args(allowed)
+            if value not in choices and not (name == "target_steps" and value is None):
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
         for name in ("sequence_length", "batch_size", "policy_delay", "update_every", "replay_size"):
-            _require(getattr(self, name) >= 1, name, "be at least 1", getattr(self, name))
+            self._require(name, lambda x: x >= 1, "be at least 1")
         for name in ("random_steps", "update_after", "target_noise", "noise_clip", "weight_critic_penalty"):
-            _require(_finite(getattr(self, name)) >= 0, name, "be at least 0", getattr(self, name))
-        for name in (
-            "learning_rate",
-            "weight_learning_rate",
-            "weight_critic_learning_rate",
-            "act_noise",
-            "normalisation_power",
-            "divergence",
-        ):
-            _require(_finite(getattr(self, name)) > 0, name, "be above 0", getattr(self, name))
-        _require(0 <= self.discount < 1, "discount", "lie in [0, 1)", self.discount)
+            self._require(name, lambda x: 0 <= x < math.inf, "be at least 0")
+        positive = ("learning_rate", "weight_learning_rate", "weight_critic_learning_rate", "act_noise")
+        for name in (*positive, "normalisation_power", "divergence_factor", "trace_scale", "clip"):
+            self._require(name, lambda x: 0 < x < math.inf, "be above 0")
+        self._require("discount", lambda x: 0 <= x < 1, "lie in [0, 1)")
         for name in ("polyak", "decay", "trace_temperature"):
-            _require(0 <= getattr(self, name) <= 1, name, "lie in [0, 1]", getattr(self, name))
-        scale = self.trace_scale
-        _require(scale is None or _finite(scale) > 0, "trace_scale", "be above 0", scale)
-        layers = self.hidden
-        _require(len(layers) > 0 and min(layers) >= 1, "hidden", "have layers of at least 1 unit", layers)
+            self._require(name, lambda x: 0 <= x <= 1, "lie in [0, 1]")
+        self._require("hidden", lambda x: len(x) > 0 and min(x) >= 1, "have layers of at least 1 unit")
         for name in ("sequence_length", "batch_size", "update_every"):
-            value = getattr(self, name)
-            _require(value <= self.replay_size, name, f"not exceed replay_size {self.replay_size}", value)
+            self._require(name, lambda x: x <= self.replay_size, f"not exceed replay_size {self.replay_size}")
+        if self.target_steps == "one":
+            # A weight over the mean of the drawn steps' weights is not, on average, one over the mean of all.
+            for name, needed in (("weights", "regression"), ("normalisation", "none")):
+                if getattr(self, name) != needed:
+                    raise ValueError(
+                        f"target_steps must be 'all' for {name} {getattr(self, name)!r}, got 'one'."
+                    )
 
-        if self.later_steps == "one" and self.weights != "regression":
-            raise ValueError(f"later_steps must be 'all' for weights {self.weights!r}, got 'one'.")
+    def _require(self, name: str, holds: Any, should: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not holds(value):  # None: to be derived
+            raise ValueError(f"{name} must {should}, got {value!r}.")
 
     @property
     def samples_a_step(self) -> bool:
-        """Whether a target reads its first step and one other alone.
-
-        >>> TD3Config(operator="marginalized").samples_a_step
-        True
-        >>> TD3Config(operator="marginalized", weights="saddle-point").samples_a_step
-        False
-        """
-        one = self.weights == "regression" if self.later_steps is None else self.later_steps == "one"
+        """Whether a target reads its first step and one other alone."""
+        plain = self.weights == "regression" and self.normalisation == "none"
+        one = plain if self.target_steps is None else self.target_steps == "one"
         return self.operator == "marginalized" and one and self.sequence_length > 1
 
     @property
@@ -153,6 +150,15 @@ class TD3Config:
         return self.act_noise if self.trace_scale is None else self.trace_scale
 
     @property
+    def weight_bound(self) -> float:
+        """The largest product of traces that a sequence can have, and so the largest TD weight.
+
+        >>> TD3Config(decay=1.0, clip=2.0, sequence_length=3).weight_bound
+        4.0
+        """
+        return max(1.0, self.decay * self.clip) ** (self.sequence_length - 1)
+
+    @property
     def label(self) -> str:
         """A short name for legends.
 
@@ -167,7 +173,7 @@ class TD3Config:
         >>> TD3Config.from_json(TD3Config(discount=0.9).to_json()).discount
         0.9
         """
-        return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "TD3Config":
@@ -179,14 +185,106 @@ class TD3Config:
         return cls(**settings)
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+@dataclass(frozen=True, kw_only=True)
+class PopulationConfig:
+    """What is trained: every group of `groups` with every seed of `seeds`. Derived settings are filled in.
+
+    Attributes:
+        simulator: Name for [`make`][marginax.simulators.make].
+        groups: Label and settings of each group.
+        seeds: Seeds; agents of one seed start alike and meet the same noise in every group.
+        steps: Environment steps of each agent.
+        evaluate_every: Steps between evaluations of the deterministic policy; None: about twenty in the run.
+        episodes: Episodes of an evaluation.
+        overlap: Whether a block is simulated while the updates of the one before run.
+
+    >>> config = PopulationConfig(simulator="Pendulum-v1", groups={"a": TD3Config()}, seeds=(0, 1), steps=8_000)
+    >>> config.evaluate_every, config.groups["a"].random_steps
+    (400, 800)
+    """
+
+    simulator: str
+    groups: dict[str, TD3Config]
+    seeds: tuple[int, ...] = (0,)
+    steps: int = 1_000_000
+    evaluate_every: int | None = None
+    episodes: int = 10
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.groups or not self.seeds:
+            raise ValueError("groups and seeds must not be empty.")
+        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
+            raise ValueError(f"seeds must be different and not negative, got {list(self.seeds)}.")
+        if self.episodes < 1:
+            raise ValueError(f"episodes must be at least 1, got {self.episodes}.")
+        for name in ("update_every", "hidden"):
+            if len({getattr(config, name) for config in self.groups.values()}) > 1:
+                raise ValueError(f"{name} must be the same in all groups.")
+        self._multiple("steps", self.steps)
+        every = self.evaluate_every
+        if every is None:
+            every = max(1, round(self.steps / 20 / self.block)) * self.block
+        self._multiple("evaluate_every", every)
+        object.__setattr__(self, "evaluate_every", min(every, self.steps))
+        most = min(10_000, self.steps // 10)
+        groups = {
+            label: config
+            if config.random_steps is not None
+            else dataclasses.replace(config, random_steps=most)
+            for label, config in self.groups.items()
+        }
+        object.__setattr__(self, "groups", groups)
+
+    def _multiple(self, name: str, value: int) -> None:
+        if value < 1 or value % self.block:
+            raise ValueError(f"{name} must be a positive multiple of update_every {self.block}, got {value}.")
+
+    @property
+    def block(self) -> int:
+        """Steps, and updates, of a block."""
+        return next(iter(self.groups.values())).update_every
+
+    @property
+    def agents(self) -> list[tuple[str, int]]:
+        """Label and seed of every agent, group by group."""
+        return [(label, seed) for label in self.groups for seed in self.seeds]
+
+    def part(self, label: str, seed: int) -> "PopulationConfig":
+        """The population of one agent alone."""
+        return dataclasses.replace(self, groups={label: self.groups[label]}, seeds=(seed,))
+
+    def require_same(self, earlier: dict[str, Any], folder: Path) -> None:
+        """Raise `ValueError` if settings differ from those of an earlier run in a folder; it may become longer."""
+        if earlier["steps"] > self.steps:
+            raise ValueError(
+                f"steps must be at least the {earlier['steps']} of the run in {str(folder)!r}, got {self.steps}."
+            )
+        old, new = (_flat(data) for data in (earlier, self.to_json()))
+        for name in {**old, **new}:
+            if name != "steps" and old.get(name) != new.get(name):
+                raise ValueError(
+                    f"{str(folder)!r} holds a run with {name} = {old.get(name)!r}, not {new.get(name)!r}: "
+                    "choose another folder."
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as plain data; `from_json` reads them back."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        groups = {label: config.to_json() for label, config in self.groups.items()}
+        return {**plain, "seeds": list(self.seeds), "groups": groups}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "PopulationConfig":
+        """Settings from plain data."""
+        groups = {label: TD3Config.from_json(config) for label, config in data["groups"].items()}
+        return cls(**{**data, "seeds": tuple(data["seeds"]), "groups": groups})
 
 
-def _finite(value: float | int) -> float | int:
-    return value if math.isfinite(value) else math.nan
-
-
-def _require(condition: bool, name: str, should: str, value: Any) -> None:
-    if not condition:
-        raise ValueError(f"{name} must {should}, got {value!r}.")
+def _flat(data: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a population by name; those of the agents with their group's label if there are several."""
+    out = {name: value for name, value in data.items() if name != "groups"}
+    for label, settings in data["groups"].items():
+        lead = f"{label}: " if len(data["groups"]) > 1 else ""
+        out |= {f"{lead}{name}": value for name, value in settings.items()}
+    return {**out, "groups": list(data["groups"])}

@@ -1,71 +1,48 @@
-"""Many TD3 agents learning in one program on the accelerator.
+"""Many agents learning in one program.
 
 Agents come in groups, one for each operator, and a group's agents differ only in their seed. What depends on the
-operator (targets, TD weights) is one `vmap` a group, so no agent pays for another group's networks; what does not
+operator (targets, TD weights) is one `vmap` per group, so no agent pays for another group's networks; what does not
 (the steps of critics and actors) is one `vmap` over all agents, so that an accelerator has few, large kernels.
-All updates of a block are one `lax.scan`. A block of transitions goes in, a block of updates runs, and two small arrays come out: the policies'
-parameters and the metrics. Replay buffers stay on the device.
+All updates of a block are one `lax.scan`. A block of transitions goes in, a block of updates runs, and two small
+arrays come out: the policies' parameters and the metrics. Replay buffers stay on the device.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from marginax.deep import replay, td3
-from marginax.deep.aims import aim
-from marginax.deep.config import Operator, TD3Config
-from marginax.deep.networks import MLP, value
-from marginax.deep.replay import Replay, Sequences
-from marginax.deep.state import TD3State, init, with_estimator
-from marginax.deep.td3 import Metrics
-from marginax.deep.weight_network import Estimator
+from marginax.deep import td3
+from marginax.deep.config import TD3Config
+from marginax.deep.replay import Replay
 from marginax.simulators.rollout import row_width
 
-# Settings of the half of an update that all agents take together, and of the schedule.
-_SHARED = ("update_every", "update_after", "hidden", "policy_delay", "batch_size", "learning_rate", "polyak")
-# What an update says of itself, and what `error_variance` were on the same batch with another operator's targets.
-RIVALS: tuple[Operator, ...] = ("one-step", "retrace")
-METRICS = (*(field.name for field in fields(Metrics)), *(f"error_variance_{name}" for name in RIVALS))
+AGENTS: dict[type, ModuleType] = {TD3Config: td3}
+"""The module that learns for each type of settings; `td3` says what it must have."""
 
 
 class LearnerState(NamedTuple):
     """Everything that learning changes.
 
     Attributes:
-        agents: All agents without their TD weights, every leaf with a leading axis `[agents]`, group by group.
-        estimators: TD weights of each group, leaves `[seeds, …]`; None where the operator has none.
+        agents: All agents without what belongs to their operator, every leaf `[agents, …]`, group by group.
+        own: What belongs to the operator of each group (TD weights), leaves `[seeds, …]`.
         rows: Replay rows of each group, `[seeds, capacity, width]`.
         added: Transitions added to each buffer so far; all agents advance together.
-
-    >>> config = TD3Config(hidden=(8,))
-    >>> plan = Plan((config,), seeds=2, observation_size=3, action_size=1, capacity=100)
-    >>> plan.initial(jax.random.split(jax.random.key(0), 2)).rows[0].shape
-    (2, 100, 11)
     """
 
-    agents: TD3State
-    estimators: tuple[Estimator | None, ...]
+    agents: Any
+    own: tuple[Any, ...]
     rows: tuple[Array, ...]
     added: Array
-
-
-def actor_vector(actor: MLP) -> Float[Array, " n"]:
-    """The policy as one vector: layer by layer the weight in row order, then the bias.
-
-    >>> actor_vector(MLP(3, 1, (4,), key=jax.random.key(0))).shape
-    (21,)
-    """
-    layers = zip(actor.weights, actor.biases, strict=True)
-    return jnp.concatenate([jnp.ravel(x) for layer in layers for x in layer])
 
 
 @dataclass(frozen=True)
@@ -73,13 +50,13 @@ class Plan:
     """What a learner's program is compiled for; two learners with the same plan share it.
 
     Attributes:
-        configs: Settings of each group; those that do not belong to the operator must agree.
+        configs: Settings of each group; those that all operators share must agree.
         seeds: Agents in each group.
         observation_size: Length of an observation.
         action_size: Length of an action.
-        capacity: Transitions each replay buffer holds, a multiple of the block.
+        capacities: Transitions that the replay buffers of each group hold, multiples of the block.
 
-    >>> Plan((TD3Config(),), seeds=5, observation_size=17, action_size=6, capacity=1000).width
+    >>> Plan((TD3Config(),), seeds=5, observation_size=17, action_size=6, capacities=(1000,)).width
     44
     """
 
@@ -87,18 +64,21 @@ class Plan:
     seeds: int
     observation_size: int
     action_size: int
-    capacity: int
+    capacities: tuple[int, ...]
 
     def __post_init__(self) -> None:
         first = self.configs[0]
-        for config in self.configs:
-            for name in _SHARED:
+        for config, capacity in zip(self.configs, self.capacities, strict=True):
+            for name in self.agent.SHARED:
                 if getattr(config, name) != getattr(first, name):
-                    raise ValueError(f"{name} must be the same in all groups, got {getattr(config, name)}")
-        if self.block % first.policy_delay:
-            raise ValueError(f"policy_delay must divide update_every {self.block}, got {first.policy_delay}")
-        if self.capacity % self.block or self.capacity < self.block:
-            raise ValueError(f"capacity must be a multiple of update_every {self.block}, got {self.capacity}")
+                    raise ValueError(f"{name} must be the same in all groups, got {getattr(config, name)}.")
+            if capacity % self.block or capacity < self.block:
+                raise ValueError(f"capacity must be a multiple of update_every {self.block}, got {capacity}.")
+
+    @property
+    def agent(self) -> Any:
+        """The module that learns."""
+        return AGENTS[type(self.configs[0])]
 
     @property
     def block(self) -> int:
@@ -106,9 +86,9 @@ class Plan:
         return self.configs[0].update_every
 
     @property
-    def delay(self) -> int:
-        """Updates in a round: one delayed and the others plain."""
-        return self.configs[0].policy_delay
+    def first_block(self) -> int:
+        """The first block that is followed by updates."""
+        return max(0, -(-self.configs[0].update_after // self.block) - 1)
 
     @property
     def width(self) -> int:
@@ -123,21 +103,20 @@ class Plan:
     def initial(self, keys: Array) -> LearnerState:
         """Fresh agents with empty buffers; agents of one key start alike in every group."""
 
-        def fresh(config: TD3Config) -> TD3State:
+        def fresh(config: TD3Config) -> Any:
             sizes = {"observation_size": self.observation_size, "action_size": self.action_size}
-            return jax.vmap(lambda key: init(config, key=key, **sizes))(keys)
+            return jax.vmap(lambda key: self.agent.split(self.agent.init(config, key=key, **sizes)))(keys)
 
-        groups = [fresh(config) for config in self.configs]
-        bare = [with_estimator(group, None) for group in groups]
-        shape = (self.seeds, self.capacity, self.width)
-        rows = tuple(jnp.zeros(shape, jnp.float32) for _ in self.configs)
-        agents = jax.tree.map(lambda *x: jnp.concatenate(x), *bare)
-        return LearnerState(agents, tuple(g.estimator for g in groups), rows, jnp.zeros((), jnp.int32))
+        shared, own = zip(*map(fresh, self.configs), strict=True)
+        rows = tuple(jnp.zeros((self.seeds, capacity, self.width)) for capacity in self.capacities)
+        agents = jax.tree.map(lambda *x: jnp.concatenate(x), *shared)
+        return LearnerState(agents, own, rows, jnp.zeros((), jnp.int32))
 
     def insert(self, state: LearnerState, rows: Array) -> tuple[LearnerState, Array, Array]:
         """Add a block `[agents, block, width]` without learning from it; metrics are NaN."""
         state = self._with_rows(state, rows)
-        return state, policies(state.agents), jnp.full((self.agents, len(METRICS)), jnp.nan)
+        metrics = jnp.full((self.agents, len(self.agent.METRICS)), jnp.nan)
+        return state, jax.vmap(self.agent.policy)(state.agents), metrics
 
     def learn(
         self, state: LearnerState, keys: Array, rows: Array, index: Array
@@ -146,87 +125,57 @@ class Plan:
         state = self._with_rows(state, rows)
         block_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
         material = tuple(
-            self._material(config, buffer, state.added, block_keys)
+            jax.vmap(partial(self._material, config, state.added), out_axes=1)(buffer, block_keys)
             for config, buffer in zip(self.configs, state.rows, strict=True)
         )
-        carry, _ = jax.lax.scan(lambda c, m: (self._round(*c, m), None), state[:2], material)
-        last = [self._last_batch(*part) for part in material]
-        table = [self._metrics(g, *carry, *last[g]) for g in range(len(self.configs))]
-        return LearnerState(*carry, state.rows, state.added), policies(carry[0]), jnp.concatenate(table)
+        done = (index - self.first_block) * self.block
+        delayed = self.agent.delayed_rounds(self.configs[0], self.block, done)
+        (agents, own), _ = jax.lax.scan(
+            lambda c, m: (self.agent.run_round(self._round, c, *m), None), state[:2], (material, delayed)
+        )
+        last = jax.tree.map(lambda x: x[-1, :, -1], material)
+        table = [
+            jax.vmap(partial(self.agent.measure, config))(self._group(g, agents, own), *last[g])
+            for g, config in enumerate(self.configs)
+        ]
+        policies = jax.vmap(self.agent.policy)(agents)
+        return LearnerState(agents, own, state.rows, state.added), policies, jnp.concatenate(table)
 
     def _with_rows(self, state: LearnerState, rows: Array) -> LearnerState:
         # The block divides the capacity, so a block never wraps around: one slice is written in place.
-        parts = jnp.split(rows, len(self.configs))
-        place = (0, state.added % self.capacity, 0)
         written = tuple(
-            jax.lax.dynamic_update_slice(buffer, part, place)
-            for buffer, part in zip(state.rows, parts, strict=True)
+            jax.lax.dynamic_update_slice(buffer, part, (0, state.added % capacity, 0))
+            for buffer, part, capacity in zip(
+                state.rows, jnp.split(rows, len(self.configs)), self.capacities, strict=True
+            )
         )
-        return LearnerState(state.agents, state.estimators, written, state.added + self.block)
+        return state._replace(rows=written, added=state.added + self.block)
 
-    def _material(self, config: TD3Config, buffer: Array, added: Array, keys: Array) -> tuple[Any, Array]:
-        """Batches and noise keys of a whole block, `[rounds, seeds, …]`, drawn before the loop starts.
+    def _material(self, config: TD3Config, added: Array, rows: Array, key: Array) -> tuple[Any, Array]:
+        """Batches and noise keys of a whole block of one agent, `[rounds, batches, …]`, drawn before the loop."""
+        buffer = Replay(rows, added, self.observation_size)
+        draw = partial(self.agent.draw, config, buffer)
+        return jax.vmap(draw)(self.agent.rounds(config, key, self.block))
 
-        Those of a round lie side by side, as `aims.aim` takes them.
-        """
-
-        def one(rows: Array, key: Array) -> tuple[Any, Array]:
-            # The keys of td3.update_block: its updates and these are the same.
-            pairs = jax.vmap(jax.random.split)(jax.random.split(key, self.block))
-            sample_keys, noise_keys = (pairs[:, i].reshape(-1, self.delay) for i in range(2))
-            source = Replay(rows, added, self.observation_size)
-            draw = {"batch": config.batch_size, "length": config.length}
-            return jax.vmap(lambda k: replay.sample(source, k, **draw))(sample_keys), noise_keys
-
-        return jax.vmap(one, out_axes=1)(buffer, keys)
-
-    def _last_batch(self, batch: Any, keys: Array) -> tuple[Any, Array]:
-        size = self.configs[0].batch_size
-        return jax.tree.map(lambda x: x[-1, :, :, -size:], batch), keys[-1, :, -1]
-
-    def _group(self, g: int, agents: TD3State, estimator: Estimator | None) -> TD3State:
+    def _group(self, g: int, agents: Any, own: tuple[Any, ...]) -> Any:
         mine = slice(g * self.seeds, (g + 1) * self.seeds)
-        return with_estimator(jax.tree.map(lambda x: x[mine], agents), estimator)
+        return self.agent.join(jax.tree.map(lambda x: x[mine], agents), own[g])
 
-    def _round(
-        self, agents: TD3State, estimators: tuple[Estimator | None, ...], material: tuple[Any, ...]
-    ) -> tuple[TD3State, tuple[Estimator | None, ...]]:
-        """`policy_delay` updates of every agent, the last of them a delayed one."""
-        parts, trained, size = [], [], self.configs[0].batch_size
+    def _round(self, carry: tuple[Any, tuple[Any, ...]], material: Any, *, delayed: bool) -> Any:
+        """The updates of a round of every agent; if `delayed`, the last is a delayed one."""
+        agents, own = carry
+        parts, trained = [], []
         for g, config in enumerate(self.configs):
-            group = self._group(g, agents, estimators[g])
-            batch, keys = material[g]
-            aimed = jax.vmap(partial(aim, config, train=True))(group, batch, keys)
-            parts.append((aimed.pairs, aimed.target, batch.observations[:, 0]))
-            trained.append(aimed.estimator)
-        everything = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
-        for i in range(self.delay):
-            mine = jax.tree.map(lambda x, i=i: x[:, i * size : (i + 1) * size], everything)
-            step = partial(td3.learn, self.configs[0], delayed=i == self.delay - 1)
-            agents, *_ = jax.vmap(step)(agents, *mine)
+            targets = jax.vmap(partial(self.agent.targets, config, train=delayed))
+            found, mine, _ = targets(self._group(g, agents, own), *material[g])
+            parts.append((found.pairs, found.target))
+            trained.append(mine)
+        pairs, target = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+        for i in range(target.shape[1]):
+            final = i == target.shape[1] - 1
+            learn = partial(self.agent.learn, self.configs[0], delayed=delayed and final)
+            agents, *_ = jax.vmap(learn)(agents, pairs[:, i], target[:, i])
         return agents, tuple(trained)
-
-    def _metrics(
-        self, g: int, agents: TD3State, estimators: tuple[Estimator | None, ...], batch: Any, keys: Array
-    ) -> Array:
-        """What the next update on the block's last batch would say of itself; nothing is updated."""
-        config, group = self.configs[g], self._group(g, agents, estimators[g])
-        _, metrics = jax.vmap(partial(td3.update, config, delayed=True))(group, batch, keys)
-        own = [getattr(metrics, field.name) for field in fields(Metrics)]
-        rivals = [jax.vmap(partial(_error_variance, config, name))(group, batch, keys) for name in RIVALS]
-        return jnp.stack([*own, *rivals], axis=1)
-
-
-def _error_variance(
-    config: TD3Config, operator: Operator, state: TD3State, batch: Sequences, key: Array
-) -> Array:
-    """Variance over a batch of target minus Q for another operator; NaN where the sequences are too short for it."""
-    if operator != "one-step" and config.length == 1:
-        return jnp.full((), jnp.nan)
-    rival = dataclasses.replace(config, operator=operator)
-    batch = jax.tree.map(lambda x: x[: rival.length], batch)
-    aimed = aim(rival, with_estimator(state, None), batch, key, train=False)
-    return jnp.var(aimed.target - value(state.critic, aimed.pairs)[0])
 
 
 @cache
@@ -257,15 +206,15 @@ class Learner:
         seeds: Seeds of each group's agents, as many as the plan says.
 
     >>> config = TD3Config(hidden=(8,), batch_size=4, update_every=2, update_after=2, replay_size=8)
-    >>> learner = Learner(Plan((config,), seeds=2, observation_size=1, action_size=1, capacity=8), seeds=(0, 1))
+    >>> learner = Learner(Plan((config,), seeds=2, observation_size=1, action_size=1, capacities=(8,)), seeds=(0, 1))
     >>> vectors, metrics = learner.advance(0, np.zeros((2, 2, 7), np.float32))
-    >>> vectors.shape, metrics.shape == (2, len(METRICS))
+    >>> vectors.shape, metrics.shape == (2, len(td3.METRICS))
     ((2, 25), True)
     """
 
     def __init__(self, plan: Plan, seeds: Sequence[int]) -> None:
         if len(seeds) != plan.seeds:
-            raise ValueError(f"seeds must be {plan.seeds} as the plan says, got {list(seeds)}")
+            raise ValueError(f"seeds must be {plan.seeds} as the plan says, got {list(seeds)}.")
         self.plan = plan
         self._keys = jnp.stack([jax.random.key(seed) for seed in seeds])
         self.state: LearnerState = _initial(plan)(self._keys)
@@ -282,21 +231,11 @@ class Learner:
             rows: Transitions `[agents, block, width]`, group by group.
 
         Returns:
-            Policies `[agents, parameters]` and metrics `[agents, len(METRICS)]` on the block's last batch (NaN
+            Policies `[agents, parameters]` and metrics `[agents, metrics]` on the block's last batch (NaN
             before the first update), as device arrays that may still be in work.
         """
-        if (index + 1) * self.plan.block < self.plan.configs[0].update_after:
+        if index < self.plan.first_block:
             self.state, vectors, metrics = _insert(self.plan)(self.state, rows)
         else:
             self.state, vectors, metrics = _learn(self.plan)(self.state, self._keys, rows, np.int32(index))
         return vectors, metrics
-
-
-def policies(agents: TD3State) -> Float[Array, "agents n"]:
-    """Parameters of all agents' policies.
-
-    >>> make = lambda key: init(TD3Config(hidden=(4,)), observation_size=3, action_size=1, key=key)
-    >>> policies(jax.vmap(make)(jax.random.split(jax.random.key(0), 5))).shape
-    (5, 21)
-    """
-    return jax.vmap(actor_vector)(agents.actor)

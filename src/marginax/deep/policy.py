@@ -1,11 +1,12 @@
 """A trained policy as a file: networks, action bounds and where it was trained; nothing in it is executed."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from marginax._files import atomic_write
+from marginax._files import load_arrays, save_arrays
+from marginax.deep.metrics import agent_name
 from marginax.simulators.policy import Layers, act, to_bounds
 
 
@@ -37,43 +38,43 @@ class Policy(NamedTuple):
 
     def save(self, path: Path) -> None:
         """Write the policy, whole or not at all."""
-        arrays: dict[str, Any] = {
-            "low": self.low,
-            "high": self.high,
-            "scale": self.scale,
-            "simulator": self.simulator,
-        }
+        arrays = {"low": self.low, "high": self.high, "scale": self.scale, "simulator": self.simulator}
         for i, (weight, bias) in enumerate(self.layers):
             arrays |= {f"weight_{i}": weight, f"bias_{i}": bias}
-        atomic_write(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
+        save_arrays(path, arrays)
+
+
+def policy_name(label: str, seed: int) -> str:
+    """The name of an agent's policy file."""
+    return f"policy-{agent_name(label, seed)}.npz"
 
 
 def load_policy(path: Path | str) -> Policy:
-    """Read a policy that `marginax train` saved: its file, or the folder of a run (of its lowest seed) or of a seed.
+    """Read a policy that `marginax train` saved: its file, or the folder of a run or of a part of it (its first one).
 
     Raises:
         ValueError: If there is no policy at that place, or the file is damaged.
 
     >>> import tempfile
     >>> layers = [(np.zeros((3, 1), np.float32), np.zeros(1, np.float32))]
-    >>> place = Path(tempfile.mkdtemp()) / "policy.npz"
+    >>> place = Path(tempfile.mkdtemp()) / "policy-a-seed-0.npz"
     >>> Policy(layers, np.array([-2.0]), np.array([2.0]), 0.1, "Pendulum-v1").save(place)
-    >>> load_policy(place).simulator
-    'Pendulum-v1'
+    >>> load_policy(place).simulator, load_policy(place.parent).scale
+    ('Pendulum-v1', 0.1)
     """
     given = Path(path)
-    candidates = (
-        [given] if given.is_file() else [given / "policy.npz", *sorted(given.glob("seed-*/policy.npz"))]
-    )
-    found = next((candidate for candidate in candidates if candidate.is_file()), None)
-    if found is None:
+    candidates = [given] if given.is_file() else sorted(given.glob("**/policy-*.npz"), key=_order)
+    if not candidates:
         raise ValueError(f"there is no policy in {str(given)!r}: it is saved with a run's first checkpoint.")
     try:
-        with np.load(found, allow_pickle=False) as arrays:
-            count = sum(name.startswith("weight_") for name in arrays.files)
-            layers = [(arrays[f"weight_{i}"], arrays[f"bias_{i}"]) for i in range(count)]
-            return Policy(
-                layers, arrays["low"], arrays["high"], float(arrays["scale"]), str(arrays["simulator"])
-            )
+        arrays = load_arrays(candidates[0])
+        count = sum(name.startswith("weight_") for name in arrays)
+        layers = [(arrays[f"weight_{i}"], arrays[f"bias_{i}"]) for i in range(count)]
+        return Policy(layers, arrays["low"], arrays["high"], float(arrays["scale"]), str(arrays["simulator"]))
     except Exception as error:
-        raise ValueError(f"{found} is not a policy saved by marginax train ({error}).") from error
+        raise ValueError(f"{candidates[0]} is not a policy saved by marginax train ({error}).") from error
+
+
+def _order(path: Path) -> tuple[str, int]:
+    label, _, seed = path.stem.rpartition("-")
+    return label, int(seed) if seed.isdecimal() else 0

@@ -1,90 +1,37 @@
-"""Training a population: simulation in worker processes, learning in one program, each busy while the other is.
+"""The trainer: agents advance together, block by block, evaluate, log, and leave checkpoints.
 
-Time goes in blocks of `update_every` steps. Block b+1 is simulated with the policies that the updates of block b-1
-left, while the updates of block b run: a delay of one block, the same on every machine, so a run depends on its
-settings and seeds and on nothing else, in particular not on the number of workers.
+Time goes in blocks of `update_every` steps and as many updates. Everything an agent draws follows from its seed and the
+number of the block, so neither the number of processes nor an interruption changes what it does. With `overlap`, block
+b+1 is simulated with the policies that the updates of block b-1 left, while the updates of block b run: a delay of
+one block, the same on every machine. Without, every block is played with the newest policy.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from marginax.deep import snapshot
-from marginax.deep.config import TD3Config
-from marginax.deep.learner import METRICS, Learner, LearnerState, Plan, policies
+from marginax.deep import checkpoint
+from marginax.deep.config import PopulationConfig, TD3Config
+from marginax.deep.learner import AGENTS, Learner, LearnerState, Plan
+from marginax.deep.metrics import MetricsLog
+from marginax.deep.policy import Policy, policy_name
+from marginax.engine.processes import cores
 from marginax.simulators import AgentSpec, Pool, Transitions, make
+from marginax.simulators.policy import unpack
 
-COLUMNS = ("operator", "seed", "step", "return", "train_return", "failed_at", "seconds", *METRICS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PopulationConfig:
-    """What a population is: every group of `groups` is trained with every seed of `seeds`.
-
-    Attributes:
-        simulator: Name for [`make`][marginax.simulators.make].
-        groups: Label and settings of each group.
-        seeds: Seeds; agents of one seed start alike and meet the same noise in every group.
-        steps: Environment steps of each agent.
-        evaluate_every: Steps between evaluations of the deterministic policy.
-        episodes: Episodes of an evaluation.
-
-    >>> PopulationConfig(simulator="Pendulum-v1", groups={"a": TD3Config()}, seeds=(0, 1)).agents
-    2
-    """
-
-    simulator: str
-    groups: dict[str, TD3Config]
-    seeds: tuple[int, ...]
-    steps: int = 1_000_000
-    evaluate_every: int = 10_000
-    episodes: int = 5
-
-    def __post_init__(self) -> None:
-        if not self.groups or not self.seeds:
-            raise ValueError("groups and seeds must not be empty")
-        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise ValueError(f"seeds must be different and not negative, got {list(self.seeds)}")
-        block = self.block
-        for name in ("steps", "evaluate_every"):
-            value = getattr(self, name)
-            if value < block or value % block:
-                raise ValueError(f"{name} must be a multiple of update_every {block}, got {value}")
-        if self.episodes < 1:
-            raise ValueError(f"episodes must be at least 1, got {self.episodes}")
-        scales = {(c.act_noise, c.random_steps) for c in self.groups.values()}
-        if len(scales) > 1:
-            raise ValueError("act_noise and random_steps must be the same in all groups")
-
-    @property
-    def block(self) -> int:
-        """Steps, and updates, of a block."""
-        return next(iter(self.groups.values())).update_every
-
-    @property
-    def agents(self) -> int:
-        """Number of agents; they are counted group by group."""
-        return len(self.groups) * len(self.seeds)
-
-    def names(self) -> list[tuple[str, int]]:
-        """Label and seed of every agent."""
-        return [(label, seed) for label in self.groups for seed in self.seeds]
-
-    def to_json(self) -> dict[str, Any]:
-        """The settings as plain data."""
-        plain = {k: v for k, v in dataclasses.asdict(self).items() if k != "groups"}
-        groups = {label: config.to_json() for label, config in self.groups.items()}
-        return {**plain, "seeds": list(self.seeds), "groups": groups}
+CHECKPOINT = "checkpoint"
 
 
 @dataclass
@@ -93,9 +40,6 @@ class Timing:
 
     `simulating` is how long the learner's host waited for blocks of transitions, `waiting` how long it waited for
     the learner: a learner that is never idle has `learning` close to `wall`.
-
-    >>> Timing(wall=10.0, learning=9.0).busy
-    0.9
     """
 
     wall: float = 0.0
@@ -103,282 +47,359 @@ class Timing:
     simulating: float = 0.0
     waiting: float = 0.0
     compiling: float = 0.0
-    blocks: int = 0
 
     @property
     def busy(self) -> float:
         """Share of the time after compilation in which the learner had work."""
-        return self.learning / self.wall if self.wall else float("nan")
+        return self.learning / self.wall if self.wall else 0.0
 
 
-@dataclass
 class Population:
-    """A population in training.
+    """Agents in training: their learners, simulators and files.
 
     Args:
-        config: Who is trained on what.
-        workers: Simulation processes; 0 simulates in this one.
-        folder: Where checkpoints go; None for none.
-        fuse: Whether all groups advance in one program (their small kernels can then overlap on a GPU) or each
-            in its own.
+        config: What is trained.
+        workers: Processes that simulate; 0: this one.
+        folder: Where metrics, policies and checkpoints go, and from whose checkpoint training carries on; None: nowhere.
 
-    Attributes:
-        rows: One row of `COLUMNS` for each evaluation of each agent.
-        finished: Whether all steps are done.
-        timing: Where the time went, in this process.
+    Raises:
+        ValueError: If the folder holds another population, or a file in it is damaged.
 
-    >>> agent = TD3Config(hidden=(8,), batch_size=4, update_every=10, update_after=10, random_steps=20)
-    >>> config = PopulationConfig(
-    ...     simulator="Pendulum-v1", groups={"one-step": agent}, seeds=(0,), steps=40, evaluate_every=40, episodes=1)
-    >>> population = Population(config, workers=0)
-    >>> population.run()
-    >>> [row[:3] for row in population.rows]
-    [('one-step', 0, 40)]
+    >>> agent = TD3Config(hidden=(8,), batch_size=4, update_after=50)
+    >>> config = PopulationConfig(simulator="Pendulum-v1", groups={"td3": agent}, steps=100, episodes=1)
+    >>> with Population(config) as population:
+    ...     population.run()
+    >>> population.finished, [line["step"] for line in population.lines]
+    (True, [50, 100])
     """
 
-    config: PopulationConfig
-    workers: int = 0
-    folder: Path | None = None
-    fuse: bool = True
-    rows: list[tuple] = field(default_factory=list, init=False)
-    timing: Timing = field(default_factory=Timing, init=False)
-    block: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        config = self.config
-        groups = list(config.groups.values())
-        probe = make(config.simulator, 0)
+    def __init__(self, config: PopulationConfig, *, workers: int = 0, folder: Path | None = None) -> None:
+        self.config, self.folder, self.step = config, folder, 0
+        probe = make(config.simulator, 0, allow_import=True)
         sizes = {"observation_size": probe.observation_size, "action_size": probe.action_size}
+        self._bounds = (probe.action_low, probe.action_high)
         probe.close()
-        capacity = min(max(g.replay_size for g in groups), config.steps)
-        capacity -= capacity % config.block
-        parts = [groups] if self.fuse else [[group] for group in groups]
-        plans = [Plan(tuple(part), len(config.seeds), capacity=capacity, **sizes) for part in parts]
-        self.learners = [Learner(plan, config.seeds) for plan in plans]
-        layers = [sizes["observation_size"], *groups[0].hidden, sizes["action_size"]]
-        noise, random = groups[0].act_noise, groups[0].random_steps
-        specs = [AgentSpec(config.simulator, seed, noise, random) for _, seed in config.names()]
-        self.pool = Pool(specs, sizes=layers, steps=config.block, workers=self.workers)
-        vectors = np.concatenate([policies(learner.state.agents) for learner in self.learners])
-        self._acting = vectors  # what the next block is simulated with
-        self._newest = vectors  # what the last block of updates left
-        self._failed_at = np.full(config.agents, -1)
-        self._largest_reward = np.zeros(config.agents)
-        self._returns = np.zeros(config.agents)
-        self._finished_returns: list[list[float]] = [[] for _ in range(config.agents)]
-        self._pending: dict[tuple[int, int], tuple] = {}
-        self._started = time.perf_counter()
-        self._seconds_before = 0.0
+        self.learners = list(_learners(config, sizes))
+        first = next(iter(config.groups.values()))
+        self._layers = [sizes["observation_size"], *first.hidden, sizes["action_size"]]
+        specs = [
+            AgentSpec(config.simulator, seed, group.act_noise, group.random_steps or 0)
+            for group in config.groups.values()
+            for seed in config.seeds
+        ]
+        self.pool = Pool(specs, sizes=self._layers, steps=config.block, workers=workers)
+        count = len(specs)
+        policies = [jax.vmap(x.plan.agent.policy)(x.state.agents) for x in self.learners]
+        self._newest = np.concatenate([np.asarray(x) for x in policies])
+        self._acting = self._newest
+        settings = [config.groups[label] for label, _ in config.agents]
+        self._bound = np.array([each.divergence_factor / (1 - each.discount) for each in settings])
+        self._largest_reward, self._returns = np.zeros(count), np.zeros(count)
+        self.names: tuple[str, ...] = self.learners[0].plan.agent.METRICS
+        self._learned: list[list[list[float]]] = [[] for _ in specs]
+        self._finished_returns: list[list[float]] = [[] for _ in specs]
+        self.failures: dict[int, dict[str, Any]] = {}
+        self.lines: list[dict[str, Any]] = []
+        self._pending: dict[tuple[int, int], dict[str, Any]] = {}
+        self.timing, self.seconds, self._idle_since = Timing(), 0.0, 0.0
+        self._saved_until = 0
+        self._log = None if folder is None else MetricsLog(folder)
         self._resume()
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are done."""
-        return self.block * self.config.block >= self.config.steps
+        """Whether all steps are done, or no agent is left to train."""
+        return self.step >= self.config.steps or len(self.failures) == len(self.config.agents)
+
+    def __enter__(self) -> Population:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers and close the files."""
         self.pool.close()
+        if self._log is not None:
+            self._log.close()
 
     def run(
         self,
         *,
-        deadline: float | None = None,
-        checkpoint_every: float | None = None,
-        report: Callable[[Population], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+        checkpoint_minutes: float = math.inf,
+        keep_replay: bool = True,
+        report: Callable[[Population, list[dict[str, Any]]], None] = lambda population, lines: None,
     ) -> None:
-        """Train until all steps are done or the deadline is near; then leave a checkpoint if there is a folder.
+        """Train until all steps are done or `stop` says so; then leave a checkpoint if there is a folder.
 
         Args:
-            deadline: Time on the `time.monotonic` clock by which the checkpoint should be on the disk.
-            checkpoint_every: Seconds between checkpoints on the way.
-            report: Called after every evaluation.
+            stop: Asked after every block.
+            checkpoint_minutes: Minutes between checkpoints on the way.
+            keep_replay: Whether the last checkpoint of a finished run has the replay buffers, so that it can go on.
+            report: Called after every block with the lines of metrics that came in.
         """
+        if self.finished:
+            return
         begun = time.perf_counter()
-        with ThreadPoolExecutor(max(4, len(self.learners))) as threads:
+        with ThreadPoolExecutor(max(1, len(self.learners))) as threads:
             list(threads.map(Learner.compile, self.learners))
         self.timing.compiling += time.perf_counter() - begun
-        last_checkpoint = time.monotonic()
-        with ThreadPoolExecutor(1) as fetcher:
-            self._loop(fetcher, deadline, checkpoint_every, last_checkpoint, report)
-
-    def _loop(
-        self,
-        fetcher: ThreadPoolExecutor,
-        deadline: float | None,
-        checkpoint_every: float | None,
-        last_checkpoint: float,
-        report: Callable[[Population], None] | None,
-    ) -> None:
-        begun, total = time.perf_counter(), self.config.steps // self.config.block
+        begun, before, saved = time.perf_counter(), self.seconds, time.monotonic()
         previous: Future | None = None
-        idle_since = begun
-        if not self.finished:
-            self.pool.start(self.block, self._acting)
-        while not self.finished:
-            t0 = time.perf_counter()
-            block = self.pool.finish()
-            t1 = time.perf_counter()
-            self._note_returns(block)
-            handles = self._dispatch(self.block, block.rows)
-            current = fetcher.submit(_fetch, handles, time.perf_counter())
-            t2 = time.perf_counter()
-            if previous is not None:
-                idle_since = self._receive(previous.result(), idle_since, self.block)
-            self._acting = self._newest  # of the block before this one, whose updates have only begun
-            t3 = time.perf_counter()
-            self.timing.simulating += t1 - t0
-            self.timing.waiting += t3 - t2
-            self.timing.blocks += 1
-            self.block += 1
-            now = time.monotonic()
-            stop = deadline is not None and now + self._time_to_save() >= deadline
-            due = checkpoint_every is not None and now - last_checkpoint >= checkpoint_every
-            previous = current
-            if stop or due or self.block == total:
-                idle_since = self._receive(current.result(), idle_since, self.block)
-                previous = None
-                self._collect(report, wait_for_all=True)
-                if self.folder is not None and not self.finished:
-                    self.save()
-                    last_checkpoint = time.monotonic()
-                if stop:
-                    break
-            if self.block < total:
-                self.pool.start(self.block, self._acting)
-            self._collect(report)
+        with ThreadPoolExecutor(1) as fetcher:
+            self.pool.start(self.step // self.config.block, self._acting)
+            while not self.finished:
+                t0 = time.perf_counter()
+                transitions = self.pool.finish()
+                t1 = time.perf_counter()
+                self._watch(transitions)
+                current = fetcher.submit(_fetch, self._dispatch(transitions.rows), time.perf_counter())
+                self.step += self.config.block
+                if self.config.overlap and previous is not None:
+                    self._receive(previous.result(), self.step - self.config.block)
+                elif not self.config.overlap:
+                    self._receive(current.result(), self.step)
+                previous = current if self.config.overlap else None
+                self._acting = (
+                    self._newest
+                )  # with overlap: those before this block's updates, which have only begun
+                self.timing.simulating += t1 - t0
+                self.timing.waiting += time.perf_counter() - t1
+                self.seconds = before + time.perf_counter() - begun
+                stopping = stop()
+                due = time.monotonic() - saved >= 60 * checkpoint_minutes
+                if stopping or due or self.finished:
+                    if previous is not None:
+                        self._receive(previous.result(), self.step)
+                        previous = None
+                    report(self, self._collect(wait_for_all=True))
+                    self.save(replay=keep_replay or not self.finished)
+                    saved = time.monotonic()
+                    if stopping:
+                        break
+                if not self.finished:
+                    self.pool.start(self.step // self.config.block, self._acting)
+                    report(self, self._collect())
         self.timing.wall += time.perf_counter() - begun
 
-    def _dispatch(self, index: int, rows: np.ndarray) -> list[tuple[jax.Array, jax.Array]]:
-        share = len(rows) // len(self.learners)
-        return [
-            learner.advance(index, rows[i * share : (i + 1) * share])
-            for i, learner in enumerate(self.learners)
-        ]
+    def _dispatch(self, rows: np.ndarray) -> list[tuple[jax.Array, jax.Array]]:
+        handles, start = [], 0
+        for learner in self.learners:
+            stop = start + learner.plan.agents
+            handles.append(learner.advance(self.step // self.config.block, rows[start:stop]))
+            start = stop
+        return handles
 
-    def _receive(self, result: tuple, idle_since: float, after: int) -> float:
-        """Take in the policies and metrics of the updates that end after `after` blocks."""
+    def _watch(self, transitions: Transitions) -> None:
+        """Episode returns, the largest reward, and nothing that is not a number."""
+        for agent, row, column in np.argwhere(~np.isfinite(transitions.rows)):
+            reason = f"the simulator returned {transitions.rows[agent, row, column]}"
+            self._fail(int(agent), self.step + int(row), reason)
+        self._largest_reward = np.fmax(self._largest_reward, np.abs(transitions.rewards).max(axis=1))
+        ends = (transitions.terminated + transitions.truncated) > 0
+        for agent, rewards in enumerate(transitions.rewards):
+            for reward, ended in zip(rewards.tolist(), ends[agent].tolist(), strict=True):
+                self._returns[agent] += reward
+                if ended:
+                    self._finished_returns[agent].append(float(self._returns[agent]))
+                    self._returns[agent] = 0.0
+
+    def _fail(self, agent: int, step: int, reason: str) -> None:
+        if agent not in self.failures:
+            self.failures[agent] = {"step": step, "reason": f"{reason} at step {step}"}
+
+    def _receive(self, result: tuple, step: int) -> None:
+        """Take in the policies and metrics of the updates that end after `step` steps."""
         vectors, metrics, dispatched, done = result
-        self.timing.learning += done - max(dispatched, idle_since)
-        step = after * self.config.block
-        q_size = metrics[:, METRICS.index("q_size")]
-        config = next(iter(self.config.groups.values()))
-        limit = config.divergence * np.maximum(self._largest_reward, 1e-3) / (1 - config.discount)
-        bad = ~np.isfinite(vectors).all(axis=1) | (q_size > limit)
-        self._failed_at[bad & (self._failed_at < 0)] = step
-        failed = self._failed_at >= 0
+        self.timing.learning += done - max(dispatched, self._idle_since)
+        self._idle_since = done
+        limit = self._bound * np.maximum(self._largest_reward, 1e-3)
+        size = metrics[:, self.names.index("q_size")]
+        for agent in np.flatnonzero(~np.isfinite(vectors).all(axis=1)):
+            self._fail(int(agent), step, "the policy's parameters were no longer finite")
+        for agent in np.flatnonzero(size > limit):
+            bound = limit[agent] / self.config.groups[self.config.agents[agent][0]].divergence_factor
+            reason = (
+                f"the mean of |Q| reached {size[agent]:.3g}, far above the {bound:.3g} that rewards up to "
+            )
+            self._fail(int(agent), step, f"{reason}{self._largest_reward[agent]:.3g} allow,")
+        failed = np.isin(np.arange(len(vectors)), list(self.failures))
         self._newest = np.where(
             failed[:, None], self._newest, vectors
         )  # a failed agent keeps its last policy
-        if step % self.config.evaluate_every == 0:
-            self._evaluate(step, metrics)
-        return done
+        for learned, row in zip(self._learned, metrics.tolist(), strict=True):
+            learned.append(row)
+        if step % (self.config.evaluate_every or step) == 0 or step == self.config.steps:
+            self._evaluate(step)
 
-    def _evaluate(self, step: int, metrics: np.ndarray) -> None:
-        names = self.config.names()
-        seconds = self._seconds_before + time.perf_counter() - self._started
-        for agent, (label, seed) in enumerate(names):
-            recent = self._finished_returns[agent]
-            train = float(np.mean(recent)) if recent else float("nan")
-            self._finished_returns[agent] = []
-            failed = int(self._failed_at[agent])
-            values = tuple(float(x) for x in metrics[agent])
-            self._pending[agent, step] = (label, seed, step, train, failed, round(seconds, 3), *values)
+    def _evaluate(self, step: int) -> None:
+        """Queue evaluations of the newest policies, and note what was learned since the last ones."""
+        for agent, (label, seed) in enumerate(self.config.agents):
+            recent, learned = self._finished_returns[agent], np.array(self._learned[agent])
+            line = {"operator": label, "seed": seed, "step": step, "return": None, "returns": None}
+            line["train_return"] = float(np.mean(recent)) if recent else None
+            line["failed_at"] = self.failures[agent]["step"] if agent in self.failures else None
+            for name, values in zip(self.names, learned.T, strict=True):
+                known = values[np.isfinite(values)]
+                summary = np.max if name == "weight_max" else np.mean
+                line[name] = float(summary(known)) if known.size else None
+            self._finished_returns[agent], self._learned[agent] = [], []
+            self._pending[agent, step] = line
         self.pool.evaluate(step, self._newest, self.config.episodes)
 
-    def _collect(self, report: Callable[[Population], None] | None, *, wait_for_all: bool = False) -> None:
-        # More than one evaluation behind: let the workers catch up.
-        behind = len(self._pending) > self.config.agents
-        done = self.pool.evaluations(wait_for_all=wait_for_all or behind)
-        for evaluation in done:
-            label, seed, step, *rest = self._pending.pop((evaluation.agent, evaluation.number))
-            self.rows.append((label, seed, step, float(np.mean(evaluation.returns)), *rest))
-        if done and report is not None and not self._pending:
-            report(self)
+    def _collect(self, *, wait_for_all: bool = False) -> list[dict[str, Any]]:
+        """Lines of metrics whose evaluation is complete; they are logged in the order of steps and agents."""
+        behind = len(self._pending) > len(self.config.agents)  # let the workers catch up
+        for evaluation in self.pool.evaluations(wait_for_all=wait_for_all or behind):
+            line = self._pending[evaluation.agent, evaluation.number]
+            line["return"] = float(np.mean(evaluation.returns))
+            line["returns"] = [float(x) for x in evaluation.returns]
+        done = []
+        for key in sorted(self._pending, key=lambda key: key[::-1]):
+            if self._pending[key]["return"] is None:
+                break
+            done.append(self._pending.pop(key))
+        self.lines += done
+        if self._log is not None:
+            self._log.write(done, self.step / max(self.seconds, 1e-9))
+        return done
 
-    def _note_returns(self, block: Transitions) -> None:
-        self._largest_reward = np.maximum(self._largest_reward, np.abs(block.rewards).max(axis=1))
-        ends = (block.terminated + block.truncated) > 0
-        for agent in range(self.config.agents):
-            start = 0
-            for end in np.flatnonzero(ends[agent]):
-                total = self._returns[agent] + float(block.rewards[agent, start : end + 1].sum())
-                self._finished_returns[agent].append(total)
-                self._returns[agent], start = 0.0, int(end) + 1
-            self._returns[agent] += float(block.rewards[agent, start:].sum())
+    @property
+    def seconds_to_save(self) -> float:
+        """About how long a checkpoint would take now."""
+        new = self.step - self._saved_until
+        return (
+            5.0
+            + sum(len(x.plan.configs) * x.plan.seeds * new * x.plan.width * 4 for x in self.learners) / 300e6
+        )
 
-    def _time_to_save(self) -> float:
-        if self.folder is None:
-            return 0.0
-        filled = min(self.block * self.config.block, self.learners[0].plan.capacity)
-        size = self.config.agents * filled * self.learners[0].plan.width * 4
-        return 5.0 + size / 300e6
-
-    def save(self) -> Path:
-        """Write a checkpoint between two blocks."""
-        if self.folder is None:
-            raise ValueError("folder must be given to write checkpoints")
-        arrays, large = {}, {}
+    def save(self, *, replay: bool = True) -> None:
+        """Write the policies and a checkpoint between two blocks; nothing without a folder."""
+        if self.folder is None or self._log is None:
+            return
+        for vector, (label, seed) in zip(self._newest, self.config.agents, strict=True):
+            layers = unpack(vector, self._layers)
+            noise = self.config.groups[label].act_noise
+            policy = Policy(layers, *self._bounds, noise, self.config.simulator)
+            policy.save(self.folder / policy_name(label, seed))
+        files: dict[str, dict[str, Any]] = {}
+        keep = []
+        known = checkpoint.manifest(self.folder / CHECKPOINT) or {"files": []}
         for i, learner in enumerate(self.learners):
-            for j, leaf in enumerate(jax.tree.leaves(learner.state[:2])):
-                arrays[f"learner{i}-{j}"] = np.asarray(leaf)
-            filled = min(self.block * self.config.block, learner.plan.capacity)
-            for j, rows in enumerate(learner.state.rows):
-                large[f"replay{i}-{j}"] = np.asarray(rows[:, :filled])
-        for name in ("_acting", "_newest", "_failed_at", "_largest_reward", "_returns"):
-            arrays[name] = getattr(self, name)
-        seconds = self._seconds_before + time.perf_counter() - self._started
+            files[f"learner-{i}-{self.step}"] = checkpoint.to_arrays(learner.state[:2])
+            for g, (buffer, capacity) in enumerate(
+                zip(learner.state.rows, learner.plan.capacities, strict=True)
+            ):
+                name, first = f"replay-{i}-{g}", max(self._saved_until, self.step - capacity)
+                if replay:
+                    keep += [n for n in known["files"] if _segment(n, name)[1] > self.step - capacity]
+                    if first < self.step:
+                        where = np.arange(first, self.step) % capacity
+                        files[f"{name}-{first}-{self.step}"] = {"rows": np.asarray(buffer[:, where])}
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        files[f"population-{self.step}"] = arrays
+        plain = []
+        for agent, state in enumerate(self.pool.get_state()):
+            simple = {k: v for k, v in state.items() if isinstance(v, (int, str)) and not isinstance(v, bool)}
+            plain.append(simple)
+            rest = {k: v for k, v in state.items() if k not in simple}
+            files[f"simulator-{agent}-{self.step}"] = rest
         meta = {
-            "config": self._fingerprint(),
-            "rows": [list(row) for row in self.rows],
+            "config": self.config.to_json(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "replay": replay,
+            "metrics": self._log.known(),
+            "failures": {str(agent): failure for agent, failure in self.failures.items()},
+            "learned": self._learned,
             "finished_returns": self._finished_returns,
-            "seconds": seconds,
+            "simulators": plain,
+            "timing": {**dataclasses.asdict(self.timing), "busy": self.timing.busy},
+            "replaced_workers": self.pool.replaced,
+            "platform": _platform(),
         }
-        states = self.pool.get_state()
-        return snapshot.save(self.folder, self.block, arrays=arrays, large=large, states=states, meta=meta)
-
-    def _fingerprint(self) -> dict[str, Any]:
-        return {
-            **self.config.to_json(),
-            "steps": None,
-            "capacity": self.learners[0].plan.capacity,
-            "fuse": self.fuse,
-        }
+        files = {name: content for name, content in files.items() if name not in known["files"]}
+        checkpoint.save(self.folder / CHECKPOINT, meta, files, keep)
+        self._saved_until = self.step
 
     def _resume(self) -> None:
-        found = None if self.folder is None else snapshot.load(self.folder)
-        if found is None:
+        """Continue from the last checkpoint, and forget what was logged after it."""
+        if self.folder is None or self._log is None:
             return
-        saved, mine = found["meta"]["config"], self._fingerprint()
-        changed = [name for name in mine if saved.get(name) != mine[name]]
-        if changed:
+        place = self.folder / CHECKPOINT
+        found = checkpoint.load(place)
+        if found is None:
+            self._log.start(None)
+            checkpoint.save(place, {"config": self.config.to_json(), "step": 0, "failures": {}}, {})
+            return
+        meta, files = found
+        self.config.require_same(meta["config"], self.folder)
+        self.lines = self._log.start(meta.get("metrics", {"bytes": 0}))
+        self.step, self.seconds = meta["step"], meta.get("seconds", 0.0)
+        self.failures = {int(agent): failure for agent, failure in meta["failures"].items()}
+        if self.finished or self.step == 0:
+            return
+        if not meta["replay"]:
             raise ValueError(
-                f"the checkpoint in {self.folder} is of another population ({changed[0]} differs): "
-                "choose another folder or remove it"
+                f"the run in {str(self.folder)!r} ended at step {self.step} without its replay buffers and "
+                "cannot go on: choose another folder."
             )
-        self.block = found["number"]
-        arrays = found["arrays"]
+        self._learned, self._finished_returns = meta["learned"], meta["finished_returns"]
+        self._saved_until = self.step
+        for name in _ARRAYS:
+            setattr(self, name, files[f"population-{self.step}"][name])
         for i, learner in enumerate(self.learners):
-            old, tree = jax.tree.flatten(learner.state[:2])
-            leaves = [jnp.asarray(arrays[f"learner{i}-{j}"]) for j in range(len(old))]
-            rows = tuple(
-                _refill(buffer, found["large"][f"replay{i}-{j}"])
-                for j, buffer in enumerate(learner.state.rows)
-            )
-            added = jnp.asarray(self.block * self.config.block, jnp.int32)
-            agents, estimators = jax.tree.unflatten(tree, leaves)
-            learner.state = LearnerState(agents, estimators, rows, added)
-        for name in ("_acting", "_newest", "_failed_at", "_largest_reward", "_returns"):
-            setattr(self, name, arrays[name])
-        self.rows = [tuple(row) for row in found["meta"]["rows"]]
-        self._finished_returns = found["meta"]["finished_returns"]
-        self._seconds_before = found["meta"]["seconds"]
-        self.pool.set_state(found["states"])
+            restored = checkpoint.from_arrays(learner.state[:2], files[f"learner-{i}-{self.step}"])
+            rows = []
+            for g, buffer in enumerate(learner.state.rows):
+                ring = np.zeros(buffer.shape, np.float32)
+                for name in sorted(files, key=lambda n: _segment(n, f"replay-{i}-{g}")):
+                    first, last = _segment(name, f"replay-{i}-{g}")
+                    if last > 0:
+                        ring[:, np.arange(first, last) % ring.shape[1]] = files[name]["rows"]
+                rows.append(ring)
+            state = (*restored, tuple(rows), np.int32(self.step))
+            learner.state = LearnerState(*jax.device_put(state))
+        states = [
+            {**files[f"simulator-{agent}-{self.step}"], **plain}
+            for agent, plain in enumerate(meta["simulators"])
+        ]
+        self.pool.set_state(states)
 
 
-def _refill(buffer: jax.Array, rows: np.ndarray) -> jax.Array:
-    insert = jax.jit(lambda b, r: jax.lax.dynamic_update_slice(b, r, (0, 0, 0)), donate_argnums=0)
-    return insert(buffer, np.ascontiguousarray(rows))
+_ARRAYS = ("_acting", "_newest", "_largest_reward", "_returns")
+
+
+def _learners(config: PopulationConfig, sizes: dict[str, int]) -> Iterator[Learner]:
+    """One learner for each run of neighbouring groups that may share a program."""
+
+    def shared(settings: TD3Config) -> tuple:
+        return tuple(getattr(settings, name) for name in AGENTS[type(settings)].SHARED)
+
+    for _, part in groupby(config.groups.values(), shared):
+        groups = tuple(part)
+        capacities = tuple(
+            min(group.replay_size, config.steps) // config.block * config.block for group in groups
+        )
+        plan = Plan(groups, len(config.seeds), capacities=capacities, **sizes)
+        yield Learner(plan, config.seeds)
+
+
+def _segment(name: str, start: str) -> tuple[int, int]:
+    """First and last transition of a piece of the replay buffer `start`; zeros for other files."""
+    match = re.fullmatch(rf"{start}-(\d+)-(\d+)", name)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _platform() -> dict[str, Any]:
+    device = jax.devices()[0]
+    return {
+        "device": device.device_kind,
+        "backend": device.platform,
+        "cores": cores(),
+        "jax": jax.__version__,
+    }
 
 
 def _fetch(handles: Sequence[tuple], dispatched: float) -> tuple[np.ndarray, np.ndarray, float, float]:

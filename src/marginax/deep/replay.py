@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from marginax.simulators.rollout import Transitions, row_width
+
 
 class Sequences(eqx.Module):
     """A batch of sequences; every field is `[T, batch, ...]`, time first.
@@ -48,12 +50,9 @@ class Replay(eqx.Module):
     """A ring of transitions, one packed row each.
 
     Attributes:
-        rows: `[capacity, width]`: observation, action, reward, terminal, truncated, log μ, next observation.
+        rows: `[capacity, width]`, packed as `marginax.simulators.Transitions` has them.
         added: Transitions added since the start, those overwritten included.
         observation_size: Length of an observation.
-
-    >>> empty(8, 3, 2).rows.shape
-    (8, 12)
     """
 
     rows: Float[Array, "capacity width"]
@@ -64,22 +63,26 @@ class Replay(eqx.Module):
 def empty(capacity: int, observation_size: int, action_size: int) -> Replay:
     """A buffer without transitions.
 
-    >>> int(empty(8, 3, 2).added)
-    0
+    >>> empty(8, 3, 2).rows.shape
+    (8, 12)
     """
-    width = 2 * observation_size + action_size + 4
-    return Replay(jnp.zeros((capacity, width)), jnp.zeros((), jnp.int32), observation_size)
+    rows = jnp.zeros((capacity, row_width(observation_size, action_size)))
+    return Replay(rows, jnp.zeros((), jnp.int32), observation_size)
 
 
 def pack(observations, actions, rewards, terminal, truncated, log_behaviour, next_observations) -> np.ndarray:
-    """Transitions as rows of the buffer, from arrays (or lists) with one entry a transition.
+    """Transitions as rows of the buffer, from arrays (or lists) with one entry per transition.
 
     >>> pack([[0.0]], [[0.5]], [1.0], [False], [True], [-0.7], [[0.1]])
     array([[ 0. ,  0.5,  1. ,  0. ,  1. , -0.7,  0.1]], dtype=float32)
     """
-    columns = [np.asarray(c, np.float32)[:, None] for c in (rewards, terminal, truncated, log_behaviour)]
     first, second = np.asarray(observations, np.float32), np.asarray(actions, np.float32)
-    return np.concatenate([first, second, *columns, np.asarray(next_observations, np.float32)], axis=1)
+    rows = np.zeros((len(first), row_width(first.shape[1], second.shape[1])), np.float32)
+    columns = Transitions(rows, first.shape[1])
+    columns.observations[:], columns.actions[:], columns.rewards[:] = first, second, rewards
+    columns.terminated[:], columns.truncated[:] = terminal, truncated
+    columns.log_behaviour[:], columns.next_observations[:] = log_behaviour, next_observations
+    return rows
 
 
 def add(buffer: Replay, rows: Float[Array | np.ndarray, "n width"]) -> Replay:
@@ -101,12 +104,12 @@ def sample(buffer: Replay, key: Array, *, batch: int, length: int) -> Sequences:
 
     Args:
         buffer: A buffer with at least one transition.
-        key: A JAX random key, or several for as many batches side by side.
-        batch: Number of sequences for each key.
+        key: A JAX random key.
+        batch: Number of sequences.
         length: Their length T, padding included.
 
     Returns:
-        Sequences with fields `[length, batch, ...]`, or `[length, batches * batch, ...]` for several keys.
+        Sequences with fields `[length, batch, ...]`.
 
     >>> rows = pack([[0.0], [1.0]], [[0.0], [0.0]], [0.0, 0.0], [False] * 2, [False] * 2, [0.0] * 2, [[1.0], [2.0]])
     >>> sample(add(empty(2, 1, 1), rows), jax.random.key(1), batch=1, length=2).observations.shape
@@ -114,8 +117,7 @@ def sample(buffer: Replay, key: Array, *, batch: int, length: int) -> Sequences:
     """
     capacity = buffer.rows.shape[0]
     size = jnp.minimum(buffer.added, capacity)
-    drawn = jax.vmap(lambda k: jax.random.randint(k, (batch,), 0, size))(key.reshape(-1))
-    starts = buffer.added - size + drawn.reshape(-1)
+    starts = buffer.added - size + jax.random.randint(key, (batch,), 0, size)
     times = starts + jnp.arange(length)[:, None]
     return unpack(buffer.rows[times % capacity], times < buffer.added, buffer.observation_size)
 
@@ -130,40 +132,30 @@ def unpack(
         stored: Whether a row is that of the transition which really followed.
         observation_size: Length of an observation.
 
-    Returns:
-        The sequences.
-
     >>> rows = jnp.array([[[0.0, 0.5, 1.0, 1.0, 0.0, -0.7, 0.1]], [[9.0] * 7]])
     >>> unpack(rows, jnp.ones((2, 1), bool), 1).valid[:, 0]
     Array([ True, False], dtype=bool)
     """
-    n, width = observation_size, rows.shape[-1]
-    m = width - 2 * n - 4
-    rewards, terminal, limit, log_behaviour = jnp.moveaxis(rows[..., n + m : n + m + 4], -1, 0)
-    terminal = terminal > 0
-    goes_on = ~terminal & ~(limit > 0)
+    columns = Transitions(rows, observation_size)
+    terminal = columns.terminated > 0
+    goes_on = ~terminal & ~(columns.truncated > 0)
     arrived = jnp.concatenate([jnp.ones_like(goes_on[:1]), jnp.cumprod(goes_on[:-1], 0, dtype=bool)])
     valid = arrived & stored
     has_next = jnp.concatenate([valid[1:], jnp.zeros_like(valid[:1])])
     return Sequences(
-        observations=rows[..., :n],
-        actions=rows[..., n : n + m],
-        rewards=rewards,
+        observations=columns.observations,
+        actions=columns.actions,
+        rewards=columns.rewards,
         terminal=terminal,
         truncated=~has_next & ~terminal,
-        log_behaviour=log_behaviour,
-        next_observations=rows[..., width - n :],
+        log_behaviour=columns.log_behaviour,
+        next_observations=columns.next_observations,
         valid=valid,
     )
 
 
 def pick(batch: Sequences, steps: Int[Array, " batch"]) -> Sequences:
-    """Sequences of two steps: the first, and the one at the given time of each.
-
-    >>> whole = unpack(jnp.zeros((4, 2, 7)), jnp.ones((4, 2), bool), 1)
-    >>> pick(whole, jnp.array([1, 3])).rewards.shape
-    (2, 2)
-    """
+    """Sequences of two steps: the first, and the one at the given time of each."""
     two = jax.tree.map(lambda x: jnp.stack([x[0], x[steps, jnp.arange(len(steps))]]), batch)
     follows = jnp.stack([two.valid[1], jnp.zeros_like(two.valid[1])])
     return eqx.tree_at(lambda b: b.truncated, two, ~follows & ~two.terminal)

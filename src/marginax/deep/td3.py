@@ -1,31 +1,58 @@
 """TD3 whose critic target is any operator of this library: the whole agent is one pytree, and an update is a pure function.
 
-`update_block` runs a block of updates as one program. It can be vmapped over agents: the number of updates and
-the policy delay are fixed when it is traced, so no agent's state decides what is computed. Updates come in rounds
-of `policy_delay`. The last of a round moves the actor, the target networks and the TD weights, so the target networks
-stay as they are within a round and are asked once for all of its batches.
+Updates come in rounds of `policy_delay`. The last of a round moves the actor, the target networks and the TD weights,
+so the target networks stay as they are within a round, and are evaluated once for all of its batches.
+
+A trainer (`marginax.deep.learner`) takes from an agent's module: `init`, `split` and `join` (what learns alike under
+every operator, and what belongs to one), `targets` and `learn` (the two halves of an update), `measure` and `METRICS`,
+`policy` (the parameters that act) and `SHARED` (the settings that agents of one program must have in common).
 """
 
+import dataclasses
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float
 
-from marginax.deep import losses, replay
-from marginax.deep.aims import Aim, aim, later_mean, size_of_each
-from marginax.deep.config import TD3Config
-from marginax.deep.networks import apart, together
+from marginax.deep import replay, weight_network
+from marginax.deep.config import Operator, TD3Config
+from marginax.deep.critic_targets import CriticTarget, critic_targets, later, masked_mean
+from marginax.deep.networks import MLP, Critics, act, actor_vector, first_twin, twins, value
 from marginax.deep.replay import Replay, Sequences
-from marginax.deep.state import TD3State, init, with_critics, with_estimator
-from marginax.deep.weight_network import adam
+from marginax.deep.weight_network import Estimator, adam
 
-__all__ = ["Metrics", "TD3State", "init", "learn", "update", "update_block"]
+SHARED = ("hidden", "policy_delay", "batch_size", "learning_rate", "polyak", "update_every", "update_after")
+
+
+class TD3State(eqx.Module):
+    """Everything that learning changes.
+
+    Attributes:
+        actor: The policy's network.
+        critic: The twin critics.
+        target_actor: The actor, delayed.
+        target_critic: The critics, delayed.
+        actor_optimiser: Adam's state for the actor.
+        critic_optimiser: Adam's state for the critics.
+        estimator: The TD weights; None unless the operator is `marginalized`.
+    """
+
+    actor: MLP
+    critic: Critics
+    target_actor: MLP
+    target_critic: Critics
+    actor_optimiser: Any
+    critic_optimiser: Any
+    estimator: Estimator | None
 
 
 class Metrics(eqx.Module):
-    """What one update says about itself (a block: one entry an update).
+    """What one update says about itself (of a block: one entry per update).
 
     Attributes:
         critic_loss: Squared error, summed over the twins.
@@ -35,13 +62,10 @@ class Metrics(eqx.Module):
         target_variance: Variance of the targets over the batch.
         error_variance: Variance of target minus the first critic's value: what the operator's sampling adds.
         trace_mean: Mean trace c(x_t, a_t) over steps t ≥ 1; 0 where there are none.
-        weight_mean: Mean credit of the steps t ≥ 1: TD weights, or cumulative traces for the other operators.
+        weight_mean: Mean credit of the steps t ≥ 1: TD weights, or products of traces for the other operators.
         weight_max: Largest credit of any step.
         effective_length: Mean over sequences of the sum of credits; 1 for one-step.
         weight_loss: Loss of the TD weights; 0 in updates that do not train them.
-
-    >>> Metrics(*[jnp.zeros(())] * 11).q_mean
-    Array(0., dtype=float32)
     """
 
     critic_loss: Float[Array, "..."]
@@ -55,6 +79,104 @@ class Metrics(eqx.Module):
     weight_max: Float[Array, "..."]
     effective_length: Float[Array, "..."]
     weight_loss: Float[Array, "..."]
+
+
+# Other operators whose targets' variance is measured on the same batches and networks.
+RIVALS: tuple[Operator, ...] = ("one-step", "retrace")
+METRICS = (*(field.name for field in fields(Metrics)), *(f"error_variance_{name}" for name in RIVALS))
+
+
+def init(config: TD3Config, *, observation_size: int, action_size: int, key: Array) -> TD3State:
+    """A fresh agent.
+
+    >>> state = init(TD3Config(hidden=(8,)), observation_size=3, action_size=1, key=jax.random.key(0))
+    >>> state.actor.weights[0].shape
+    (3, 8)
+    """
+    actor_key, critic_key, weight_key = jax.random.split(key, 3)
+    pair = observation_size + action_size
+    actor = MLP(observation_size, action_size, config.hidden, key=actor_key)
+    critic = twins(pair, config.hidden, key=critic_key)
+    optimiser = optax.adam(config.learning_rate)
+    estimator = weight_network.init(config, pair, weight_key) if config.operator == "marginalized" else None
+    copied_actor, copied_critic = jax.tree.map(jnp.copy, (actor, critic))  # so that both can be donated
+    return TD3State(
+        actor, critic, copied_actor, copied_critic, optimiser.init(actor), optimiser.init(critic), estimator
+    )
+
+
+def split(state: TD3State) -> tuple[TD3State, Estimator | None]:
+    """The agent without what belongs to its operator, and that."""
+    return replace(state, estimator=None), state.estimator
+
+
+def join(state: TD3State, own: Estimator | None) -> TD3State:
+    """The agent that `split` took apart."""
+    return replace(state, estimator=own)
+
+
+def policy(state: TD3State) -> Float[Array, " n"]:
+    """The parameters that act, as one vector."""
+    return actor_vector(state.actor)
+
+
+def targets(
+    config: TD3Config, state: TD3State, batches: Sequences, keys: Array, *, train: bool
+) -> tuple[CriticTarget, Estimator | None, Float[Array, ""]]:
+    """The half of an update that depends on the operator: see `critic_targets`. Reads only the delayed networks."""
+    networks = (state.target_actor, state.target_critic, state.estimator)
+    return critic_targets(config, *networks, batches, keys, train=train)
+
+
+def learn(
+    config: TD3Config,
+    state: TD3State,
+    pairs: Float[Array, "batch n"],
+    target: Float[Array, " batch"],
+    *,
+    delayed: bool,
+) -> tuple[TD3State, Float[Array, ""], Float[Array, " batch"]]:
+    """The half of an update that is the same for all operators: the critics and, if `delayed`, what follows them.
+
+    Args:
+        config: The settings; nothing of the operator is read.
+        state: The agent; its estimator is passed through.
+        pairs: [state, action] features of the first step of each sequence.
+        target: Their targets.
+        delayed: Whether the actor and the target networks take a step as well.
+
+    Returns:
+        The agent, the critics' loss and the first one's values before the step.
+    """
+    gradient = jax.value_and_grad(critic_loss, has_aux=True)
+    (loss, values), slope = gradient(state.critic, pairs, target)
+    critic, optimiser = adam(config.learning_rate, slope, state.critic_optimiser, state.critic)
+    state = replace(state, critic=critic, critic_optimiser=optimiser)
+    if delayed:
+        observations = pairs[:, : state.actor.weights[0].shape[0]]
+        slope = jax.grad(actor_loss)(state.actor, critic, observations)
+        actor, optimiser = adam(config.learning_rate, slope, state.actor_optimiser, state.actor)
+        state = replace(
+            state,
+            actor=actor,
+            actor_optimiser=optimiser,
+            target_actor=optax.incremental_update(actor, state.target_actor, 1 - config.polyak),
+            target_critic=optax.incremental_update(critic, state.target_critic, 1 - config.polyak),
+        )
+    return state, loss, values[0]
+
+
+def critic_loss(
+    critic: Critics, features: Float[Array, "batch n"], target: Float[Array, " batch"]
+) -> tuple[Float[Array, ""], Float[Array, "2 batch"]]:
+    """Squared error of both critics, summed over the two; also their values."""
+    values = value(critic, features)
+    return jnp.sum(jnp.mean((values - target) ** 2, axis=-1)), values
+
+
+def actor_loss(actor: MLP, critic: Critics, observations: Float[Array, "batch n"]) -> Float[Array, ""]:
+    """Minus the first critic's mean value of the actor's own actions."""
+    return -jnp.mean(value(first_twin(critic), jnp.concatenate([observations, act(actor, observations)], -1)))
 
 
 def update(
@@ -80,56 +202,30 @@ def update(
     >>> float(metrics.target_mean)
     1.0
     """
-    state, metrics = _round(config, state, batch, key.reshape(1), delayed=delayed)
+    one: Sequences = jax.tree.map(lambda x: x[None], batch)
+    state, metrics = _round(config, state, one, key[None], delayed=delayed)
     return state, jax.tree.map(lambda x: x[0], metrics)
 
 
-def learn(
-    config: TD3Config,
-    state: TD3State,
-    pairs: Float[Array, "batch n"],
-    target: Float[Array, " batch"],
-    observations: Float[Array, "batch m"],
-    *,
-    delayed: bool,
-) -> tuple[TD3State, Float[Array, ""], Float[Array, "2 batch"]]:
-    """The half of an update that is the same for all operators: the critics and, if `delayed`, what follows them.
-
-    Args:
-        config: The settings; nothing of the operator is read.
-        state: The agent; its estimator is passed through.
-        pairs: [state, action] features of the first step of each sequence.
-        target: Their targets.
-        observations: States for the actor's step.
-        delayed: Whether the actor and the target networks take a step as well.
-
-    Returns:
-        The agent, the critics' loss and their values before the step.
-
-    >>> config = TD3Config(hidden=(8,))
-    >>> state = init(config, observation_size=1, action_size=1, key=jax.random.key(0))
-    >>> learn(config, state, jnp.ones((3, 2)), jnp.ones(3), jnp.ones((3, 1)), delayed=True)[2].shape
-    (2, 3)
-    """
-    gradient = jax.value_and_grad(losses.critic_loss, has_aux=True)
-    (critic_loss, values), slope = gradient(state.critic, pairs, target)
-    critic, critic_optimiser = adam(config.learning_rate, slope, state.critic_optimiser, state.critic)
-    state = TD3State(
-        state.actor,
-        critic,
-        state.target_actor,
-        state.target_critic,
-        state.actor_optimiser,
-        critic_optimiser,
-        state.estimator,
-    )
-    return (_delayed(config, state, observations) if delayed else state), critic_loss, values
+def _round(
+    config: TD3Config, state: TD3State, batches: Sequences, keys: Array, *, delayed: bool
+) -> tuple[TD3State, Metrics]:
+    """One update per batch; if `delayed`, the last is a delayed one."""
+    found, estimator, weight_loss = targets(config, state, batches, keys, train=delayed)
+    state = replace(state, estimator=estimator)
+    losses, values = [], []
+    for i in range(len(keys)):
+        step = (found.pairs[i], found.target[i])
+        state, loss, q = learn(config, state, *step, delayed=delayed and i == len(keys) - 1)
+        losses.append(loss)
+        values.append(q)
+    return state, _metrics(found, jnp.stack(losses), jnp.stack(values), weight_loss)
 
 
 def update_block(
-    config: TD3Config, state: TD3State, buffer: Replay, key: Array, *, updates: int
+    config: TD3Config, state: TD3State, buffer: Replay, key: Array, *, updates: int, done: Array | int = 0
 ) -> tuple[TD3State, Metrics]:
-    """A block of updates, each on a batch of its own; the last of every `policy_delay` is a delayed one.
+    """A block of updates, each on a batch of its own. It can be jitted, and vmapped over agents.
 
     Args:
         config: The settings.
@@ -137,9 +233,11 @@ def update_block(
         buffer: At least one transition.
         key: A JAX random key; the block is a pure function of it.
         updates: How many.
+        done: Updates before this block, a multiple of `updates`: the policy delay counts on. Leave it unbatched
+            under `vmap`.
 
     Returns:
-        The agent after the block, and metrics with one entry an update.
+        The agent after the block, and metrics with one entry per update.
 
     >>> config = TD3Config(hidden=(8,), batch_size=4)
     >>> state = init(config, observation_size=1, action_size=1, key=jax.random.key(0))
@@ -149,76 +247,77 @@ def update_block(
     >>> metrics.critic_loss.shape
     (5,)
     """
-    delay = min(config.policy_delay, updates)
-    on_cpu = jax.default_backend() == "cpu"
-    state = with_critics(apart, state) if on_cpu else state
 
-    def group(state: TD3State, keys: Array) -> tuple[TD3State, Metrics]:
-        sample_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        batch = replay.sample(buffer, sample_keys, batch=config.batch_size, length=config.length)
-        return _round(config, state, batch, noise_keys, delayed=len(keys) == delay)
+    def one_round(state: TD3State, keys: Array, *, delayed: bool) -> tuple[TD3State, Metrics]:
+        return _round(config, state, *draw(config, buffer, keys), delayed=delayed)
 
-    keys = jax.random.split(key, updates)
-    whole = updates - updates % delay
-    state, metrics = jax.lax.scan(group, state, keys[:whole].reshape(-1, delay))
-    metrics = jax.tree.map(jnp.ravel, metrics)
-    if whole < updates:
-        state, rest = group(state, keys[whole:])
-        metrics = jax.tree.map(lambda *x: jnp.concatenate(x), metrics, rest)
-    return (with_critics(together, state) if on_cpu else state), metrics
+    material = (rounds(config, key, updates), delayed_rounds(config, updates, done))
+    state, metrics = jax.lax.scan(lambda s, m: run_round(one_round, s, *m), state, material)
+    return state, jax.tree.map(jnp.ravel, metrics)
 
 
-def _round(
-    config: TD3Config, state: TD3State, batch: Sequences, keys: Array, *, delayed: bool
-) -> tuple[TD3State, Metrics]:
-    """One update for each key, on its own part of the batch; if `delayed`, the last is a delayed one."""
-    aimed = aim(config, state, batch, keys, train=delayed)
-    state = with_estimator(state, aimed.estimator)
-    loss, values, size = [], [], size_of_each(batch, keys)
-    for i in range(len(keys)):
-        part = slice(i * size, (i + 1) * size)
-        inputs = (aimed.pairs[part], aimed.target[part], batch.observations[0, part])
-        state, critic_loss, value = learn(config, state, *inputs, delayed=delayed and i == len(keys) - 1)
-        loss.append(critic_loss)
-        values.append(value[0])
-    return state, _metrics(aimed, jnp.stack(loss), jnp.stack(values))
+def rounds(config: TD3Config, key: Array, updates: int) -> Array:
+    """Keys `[rounds, batches]` of a block's updates.
+
+    A round is `policy_delay` updates where a block has a whole number of those, and a single update otherwise.
+    """
+    size = 1 if updates % config.policy_delay else config.policy_delay
+    return jax.random.split(key, updates).reshape(-1, size)
 
 
-def _delayed(config: TD3Config, state: TD3State, observations: Array) -> TD3State:
-    """The actor's step, and the target networks' after it."""
-    slope = jax.grad(losses.actor_loss)(state.actor, state.critic, observations)
-    actor, actor_optimiser = adam(config.learning_rate, slope, state.actor_optimiser, state.actor)
-
-    def blend(old: Any, new: Any) -> Any:
-        return jax.tree.map(lambda x, y: config.polyak * x + (1 - config.polyak) * y, old, new)
-
-    return TD3State(
-        actor,
-        state.critic,
-        blend(state.target_actor, actor),
-        blend(state.target_critic, state.critic),
-        actor_optimiser,
-        state.critic_optimiser,
-        state.estimator,
-    )
+def delayed_rounds(config: TD3Config, updates: int, done: Array | int) -> Array | None:
+    """Whether the last update of each round is a delayed one; None: always."""
+    if updates % config.policy_delay == 0:
+        return None
+    return (done + jnp.arange(updates) + 1) % config.policy_delay == 0
 
 
-def _metrics(aimed: Aim, critic_loss: Array, values: Array) -> Metrics:
+def run_round(one_round: Any, carry: Any, material: Any, delayed: Array | None) -> Any:
+    """Run a round, delayed or not; under `vmap`, `delayed` must not be batched, or both would be computed."""
+    if delayed is None:
+        return one_round(carry, material, delayed=True)
+    both = (partial(one_round, delayed=True), partial(one_round, delayed=False))
+    return jax.lax.cond(delayed, *both, carry, material)
+
+
+def draw(config: TD3Config, buffer: Replay, keys: Array) -> tuple[Sequences, Array]:
+    """The batches of a round, fields `[batches, T, batch, …]`, and the keys of their noise."""
+    sample_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+    sample = partial(replay.sample, buffer, batch=config.batch_size, length=config.length)
+    return jax.vmap(sample)(sample_keys), noise_keys
+
+
+def measure(config: TD3Config, state: TD3State, batch: Sequences, key: Array) -> Float[Array, " metrics"]:
+    """`METRICS` of the update that would come next on a batch; nothing is updated."""
+    _, own = update(config, state, batch, key, delayed=True)
+    rivals = [_error_variance(config, name, state, batch, key) for name in RIVALS]
+    return jnp.stack([*(getattr(own, field.name) for field in fields(Metrics)), *rivals])
+
+
+def _error_variance(
+    config: TD3Config, operator: Operator, state: TD3State, batch: Sequences, key: Array
+) -> Array:
+    """Variance over a batch of target minus Q for another operator; NaN where the sequences are too short for it."""
+    if operator != "one-step" and config.length == 1:
+        return jnp.full((), jnp.nan)
+    rival = dataclasses.replace(config, operator=operator)
+    one: Sequences = jax.tree.map(lambda x: x[None, : rival.length], batch)
+    found, *_ = targets(rival, replace(state, estimator=None), one, key[None], train=False)
+    return jnp.var(found.target[0] - value(state.critic, found.pairs[0])[0])
+
+
+def _metrics(found: CriticTarget, loss: Array, values: Array, weight_loss: Array) -> Metrics:
     """One entry for each of the batches, whose losses `[batches]` and values `[batches, batch]` are given."""
-    target = aimed.target.reshape(values.shape)
-    credit, share, valid = (
-        x.reshape(len(x), *values.shape) for x in (aimed.credit, aimed.share, aimed.valid)
-    )
     return Metrics(
-        critic_loss=critic_loss,
+        critic_loss=loss,
         q_mean=jnp.mean(values, axis=1),
         q_size=jnp.mean(jnp.abs(values), axis=1),
-        target_mean=jnp.mean(target, axis=1),
-        target_variance=jnp.var(target, axis=1),
-        error_variance=jnp.var(target - values, axis=1),
-        trace_mean=aimed.trace_mean,
-        weight_mean=jax.vmap(later_mean, 1)(valid, credit),
-        weight_max=jnp.max(credit, axis=(0, 2)),
-        effective_length=jnp.mean(jnp.sum(credit / share, axis=0), axis=1),
-        weight_loss=jnp.zeros_like(critic_loss).at[-1].set(aimed.weight_loss),
+        target_mean=jnp.mean(found.target, axis=1),
+        target_variance=jnp.var(found.target, axis=1),
+        error_variance=jnp.var(found.target - values, axis=1),
+        trace_mean=found.trace_mean,
+        weight_mean=jax.vmap(masked_mean)(later(found.valid), found.credit),
+        weight_max=jnp.max(found.credit, axis=(1, 2)),
+        effective_length=jnp.mean(jnp.sum(found.credit / found.share, axis=1), axis=1),
+        weight_loss=jnp.zeros_like(loss).at[-1].set(weight_loss),
     )

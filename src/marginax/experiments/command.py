@@ -23,6 +23,7 @@ EXPERIMENTS = {
     "policy-iteration": ("policy_iteration:PolicyIteration", "Figure 5: soft and hard policy iteration"),
     "variance": ("variance:Variance", "Figure 4: variances of four estimates"),
     "theory": ("theory:Theory", "Sections 2 and 3: contraction rates"),
+    "control": ("control:Control", "Figure 3: deep reinforcement learning on control tasks"),
 }
 """Every experiment: a class in this room (loaded when chosen) and what it is. It runs with `all` if it is in TABULAR."""
 TABULAR = ("chain", "open-world", "weights", "policy-iteration", "variance", "theory")
@@ -43,13 +44,13 @@ class Options:
     """γ; by default 0.99."""
     seed: int | None = None
     """First of the seeds; by default 0."""
-    workers: int = 2
-    """Parts that are computed side by side."""
+    workers: int | None = None
+    """Parts that are computed side by side: by default 2, and for training the cores."""
 
     def __post_init__(self) -> None:
         if self.seeds is not None and self.seeds < 2:
             raise ValueError(f"--seeds must be at least 2 for intervals over seeds, got {self.seeds}")
-        if self.workers < 1:
+        if self.workers is not None and self.workers < 1:
             raise ValueError(f"--workers must be at least 1, got {self.workers}")
         if self.discount is not None and not 0 < self.discount < 1:
             raise ValueError(f"--discount must lie between 0 and 1, got {self.discount}")
@@ -114,7 +115,8 @@ def load(name: str) -> type[Experiment]:
 def _reproduce(experiments: list[Experiment], options: Options) -> None:
     console = rich.console.Console(stderr=True)
     try:
-        sections = runner.run(experiments, options.out, workers=options.workers, console=console)
+        ready = [each.prepared(options.out / each.name, options.workers) for each in experiments]
+        sections = runner.run(ready, options.out, workers=options.workers or 2, console=console)
     except KeyboardInterrupt:
         console.print("stopped; what is finished is kept, and the same command carries on")
         raise

@@ -1,378 +1,193 @@
-"""Figure 3: TD3 with one-step, multi-step and marginalized targets on simulated control tasks.
+"""Figure 3: TD3 with one-step, multi-step and marginalized targets on simulated control tasks."""
 
-`marginax reproduce control`, or, where only JAX and a simulator are installed, `python -m
-marginax.experiments.control`. Every task is one population (operators × seeds); a run that was stopped carries on
-with the same command, and finished tasks are not run again.
-"""
-
-from __future__ import annotations
-
-import argparse
 import dataclasses
-import json
-import os
-import shutil
-import subprocess
-import sys
+import hashlib
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from marginax.experiments.control_settings import OPERATORS, TASKS, Settings, agent_settings, seconds, slug
+import tyro
 
-__all__ = ["control"]
+from marginax import report
+from marginax.deep.config import PopulationConfig, TD3Config
+from marginax.experiments.runner import Arrays, Experiment, Part
+
+if TYPE_CHECKING:
+    from marginax.deep.curves import Curve
+
+TASKS = ("mujoco/cheetah-run", "mujoco/walker-run", "pybullet/HalfCheetah", "pybullet/Ant")
+"""The four tasks of Figure 3."""
+_MARGINALIZED = {"operator": "marginalized"}
+_ALL = {**_MARGINALIZED, "target_steps": "all"}
+PRESETS: dict[str, dict[str, Any]] = {
+    "one-step": {"operator": "one-step"},
+    "n-step": {"operator": "n-step"},
+    "retrace": {"operator": "retrace"},
+    "retrace-paper": {"operator": "retrace-paper"},
+    "retrace-soft": {"operator": "retrace", "trace_temperature": 0.1},
+    "marginalized-regression": _MARGINALIZED,
+    "marginalized-saddle-point": {**_MARGINALIZED, "weights": "saddle-point"},
+    "marginalized-fenchel": {**_MARGINALIZED, "weights": "fenchel"},
+    "marginalized-paper": {**_MARGINALIZED, "weights": "saddle-point", "normalisation": "power"},
+    "marginalized-all-steps": _ALL,
+    "marginalized-length-2": {**_MARGINALIZED, "sequence_length": 2},
+    "marginalized-length-10": {**_ALL, "sequence_length": 10},
+    "marginalized-decay-0.9": {**_ALL, "decay": 0.9},
+    "marginalized-decay-1": {**_ALL, "decay": 1.0},
+    "marginalized-any-start": {**_ALL, "start_conditioned": False},
+    "marginalized-power": {**_ALL, "normalisation": "power"},
+    "marginalized-soft": {**_MARGINALIZED, "trace_temperature": 0.1},
+    "marginalized-soft-all-steps": {**_ALL, "trace_temperature": 0.1},
+    "marginalized-fenchel-power": {**_MARGINALIZED, "weights": "fenchel", "normalisation": "power"},
+}
+"""Operators by name: what each changes in the agent's settings. `-paper` is the form of the paper's experiments."""
+Preset = str if TYPE_CHECKING else Literal[tuple(PRESETS)]
+OPERATORS = ("one-step", "retrace-paper", "retrace", "marginalized-paper", "marginalized-regression")
 
 
-def run_task(
-    settings: Settings,
-    task: str,
-    folder: Path,
-    *,
-    checkpoints: Path,
-    workers: int,
-    deadline: float | None,
-    fuse: bool = True,
-    shard: tuple[int, int] = (0, 1),
-    checkpoint_every: float | None = None,
-) -> bool:
-    """Train a task's population, or the share `shard` of it; returns whether it is finished.
+@dataclasses.dataclass(frozen=True)
+class Control(Experiment):
+    """Figure 3: TD3 with the critic target of each operator.
 
-    Leaves `metrics-<k>-of-<n>.csv` and `.json` (settings, timing, whether it is finished) in the folder.
+    Every task is a run of operators × seeds. A run that was stopped carries on with the same command, and finished
+    tasks are not run again.
     """
-    from marginax.deep.population import COLUMNS, Population
 
-    config = _population(settings, task, shard)
-    groups = config.groups
-    base = folder / f"metrics-{shard[0]}-of-{shard[1]}"
-    if _finished(base, config.to_json()):
-        return True
-    population = Population(config, workers=workers, folder=checkpoints / base.name, fuse=fuse)
-    begun = time.perf_counter()
-    started_at = population.block
+    name: ClassVar[str] = "control"
 
-    def report(p: Population) -> None:
-        _write(base, COLUMNS, p, config)
-        speed = (p.block - started_at) * config.block * config.agents / (time.perf_counter() - begun)
-        step = p.block * config.block
-        latest = {name: [r[3] for r in p.rows if r[0] == name and r[2] == p.rows[-1][2]] for name in groups}
-        means = ", ".join(f"{name} {sum(x) / len(x):.0f}" for name, x in latest.items() if x)
-        left = (config.steps - step) * config.agents / max(speed, 1e-9)
-        print(f"{task}: {step:,} steps, {speed:,.0f} steps/s, {left:.0f} s left; {means}", flush=True)
+    seeds: Annotated[int, tyro.conf.Suppress] = 5
+    tasks: tuple[str, ...] = TASKS
+    """Simulators by name."""
+    operators: tuple[Preset, ...] = OPERATORS
+    """Operators by name; `-paper` is the form of the paper's experiments."""
+    steps: int = 1_000_000
+    """Environment steps of each agent."""
+    evaluate_every: int = 10_000
+    """Steps between evaluations."""
+    episodes: int = 5
+    """Episodes of an evaluation."""
+    agent: TD3Config = TD3Config()  # noqa: RUF009
+    """Settings of the agent under all operators."""
+    time_limit: str = ""
+    """Such as 9m or 1.5h: stop cleanly, with checkpoints, before this time is over."""
+    checkpoint_minutes: float = 10.0
+    """Minutes between checkpoints."""
+    report_only: bool = False
+    """Report on the metrics that are there; train nothing."""
+    trained: Annotated[str, tyro.conf.Suppress] = ""
+    """Fingerprint of the metrics that were reported on."""
 
-    try:
-        population.run(deadline=deadline, checkpoint_every=checkpoint_every, report=report)
-    finally:
-        population.close()
-    _write(base, COLUMNS, population, config)
-    if population.finished:
-        shutil.rmtree(checkpoints / base.name, ignore_errors=True)
-    t = population.timing
-    print(
-        f"{task}: {t.blocks} blocks in {t.wall:.1f} s (and {t.compiling:.1f} s compiling); learner busy "
-        f"{t.busy:.1%}, waited for simulation {t.simulating:.1f} s, for the learner {t.waiting:.1f} s",
-        flush=True,
-    )
-    return population.finished
+    def __post_init__(self) -> None:
+        for name in self.operators:
+            if self.operators.count(name) > 1:
+                raise ValueError(f"operators must be different, got {name!r} twice.")
+            if name not in PRESETS:
+                raise ValueError(f"operators must be of {', '.join(PRESETS)}, got {name!r}.")
+        if (self.agent.operator, self.agent.weights) != (TD3Config().operator, TD3Config().weights):
+            raise ValueError("agent.operator and agent.weights cannot be set here: use --operators.")
+        if self.seeds < 1 or not self.tasks:
+            raise ValueError(f"seeds and tasks must not be empty, got {self.seeds} and {list(self.tasks)}.")
+        if not self.checkpoint_minutes > 0:
+            raise ValueError(f"checkpoint-minutes must be above 0, got {self.checkpoint_minutes}.")
+        if self.time_limit:
+            seconds(self.time_limit)
 
+    def quick(self) -> "Control":
+        """Pendulum with small networks: a few minutes on two cores."""
+        agent = dataclasses.replace(self.agent, hidden=(64, 64), random_steps=1000)
+        small = {"steps": 8000, "evaluate_every": 1000, "agent": agent, "seeds": min(self.seeds, 3)}
+        return dataclasses.replace(self, tasks=("Pendulum-v1",), **small)
 
-def _population(settings: Settings, task: str, shard: tuple[int, int] = (0, 1)) -> Any:
-    """The population of a task, or the share `shard` of it."""
-    from marginax.deep.population import PopulationConfig
+    def settings(self) -> dict[str, Any]:
+        """All that the numbers depend on, as plain data."""
+        left_out = ("time_limit", "checkpoint_minutes", "report_only", "agent")
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
+        lists = {"tasks": list(self.tasks), "operators": list(self.operators)}
+        return {"experiment": self.name, **plain, **lists, "agent": self.agent.to_json()}
 
-    seeds = range(settings.first_seed, settings.first_seed + settings.seeds)
-    operators, mine = _share(settings.operators, list(seeds), shard)
-    return PopulationConfig(
-        simulator=task,
-        groups={name: _agent(name, settings.settings) for name in operators},
-        seeds=tuple(mine),
-        steps=settings.steps,
-        evaluate_every=settings.evaluate_every,
-        episodes=settings.episodes,
-    )
+    @property
+    def command(self) -> str:
+        words = ["marginax reproduce control", "--tasks", *self.tasks, "--operators", *self.operators]
+        words += ["--seeds", str(self.seeds), "--steps", str(self.steps)]
+        for name in ("evaluate_every", "episodes"):
+            if getattr(self, name) != getattr(Control, name):
+                words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
+        for name, value in self.agent.to_json().items():
+            if value != TD3Config().to_json()[name]:
+                text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+                words += [f"--agent.{name.replace('_', '-')}", text]
+        return " ".join(words)
 
-
-def _agent(operator: str, common: str) -> Any:
-    """The agent of an operator, with errors that name it."""
-    from marginax.deep.config import TD3Config
-
-    values, known = agent_settings(operator, common), [field.name for field in dataclasses.fields(TD3Config)]
-    for name in values:
-        if name not in known:
-            raise ValueError(f"operators: {operator!r} has no setting {name!r}: choose of {', '.join(known)}")
-    try:
-        return TD3Config(**values)
-    except ValueError as error:
-        raise ValueError(f"operators: {operator!r}: {error}") from None
-
-
-def _check(settings: Settings) -> None:
-    """Find what is wrong with the settings before anything is run."""
-    from marginax.simulators import make
-
-    if settings.seeds < 1:
-        raise ValueError(f"seeds must be at least 1, got {settings.seeds}")
-    for name in settings.operators:
-        if settings.operators.count(name) > 1:
-            raise ValueError(f"operators must be different, got {name!r} twice")
-    for task in settings.tasks:
-        _population(settings, task)
-        make(task, seed=0).close()
-
-
-def _share(operators: Sequence[str], seeds: list[int], shard: tuple[int, int]) -> tuple[list[str], list[int]]:
-    """The operators and seeds of share k of n: seeds are dealt out first, then operators."""
-    k, n = shard
-    if n <= len(seeds):
-        return list(operators), seeds[k::n]
-    across = len(range(k % len(seeds), n, len(seeds)))  # shares that this seed is dealt out to
-    return list(operators)[k // len(seeds) :: across], [seeds[k % len(seeds)]]
-
-
-def _finished(base: Path, config: dict[str, Any]) -> bool:
-    path = base.with_suffix(".json")
-    if not path.is_file():
-        return False
-    try:
-        found = json.loads(path.read_text())
-    except ValueError:
-        raise ValueError(f"the earlier result {path} is damaged; remove it to compute it again") from None
-    return bool(found.get("finished")) and found.get("config") == json.loads(json.dumps(config))
-
-
-def _write(base: Path, columns: Sequence[str], population: Any, config: Any) -> None:
-    from marginax._files import atomic_write, write_csv
-
-    write_csv(base.with_suffix(".csv"), columns, sorted(population.rows))
-    data = {
-        "finished": population.finished,
-        "config": config.to_json(),
-        "timing": {**dataclasses.asdict(population.timing), "busy": population.timing.busy},
-        "replaced_workers": population.pool.replaced,
-        "platform": _platform(),
-    }
-    text = json.dumps(data, indent=1)
-    atomic_write(base.with_suffix(".json"), lambda file: file.write(text.encode()))
-
-
-def _platform() -> dict[str, Any]:
-    import jax
-
-    device = jax.devices()[0]
-    return {
-        "device": device.device_kind,
-        "backend": device.platform,
-        "cores": _cores(),
-        "jax": jax.__version__,
-    }
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def control(
-    settings: Settings,
-    out: Path,
-    *,
-    checkpoints: Path | None = None,
-    time_limit: str | None = None,
-    workers: int | None = None,
-    shards: int | None = None,
-    fuse: bool = True,
-    checkpoint_minutes: float = 10.0,
-    report: bool = True,
-) -> bool:
-    """Run the experiment, or as much of it as the time limit allows; returns whether all of it is finished.
-
-    On an accelerator one process learns and the other cores simulate. On CPU alone, one process a core learns and
-    simulates its share of the agents, which is faster than one program on all cores.
-
-    Args:
-        settings: What is run.
-        out: Results go to `out/control`.
-        checkpoints: Where checkpoints go (they hold the replay buffers); by default with the results.
-        time_limit: Such as `9m` or `90s`: stop cleanly, with a checkpoint, before so much time is over.
-        workers: Simulation processes; by default one for each core but one, or none on CPU alone.
-        shards: Processes that learn; by default one, or one for each core on CPU alone.
-        fuse: Whether all operators advance in one program.
-        checkpoint_minutes: Minutes between checkpoints on the way.
-        report: Whether to write figure, table and claims at the end.
-
-    >>> import tempfile
-    >>> control(Settings(tasks=()), Path(tempfile.mkdtemp()), report=False)
-    True
-    """
-    deadline = None if time_limit is None else time.monotonic() + seconds(time_limit)
-    _check(settings)
-    folder = out / "control"
-    folder.mkdir(parents=True, exist_ok=True)
-    finished = True
-    for task in settings.tasks:
-        place = folder / slug(task)
-        place.mkdir(exist_ok=True)
-        saved = (checkpoints or folder) / slug(task)
-        count = shards or _default_shards(settings)
-        _forget_other_shards(place, count)
-        if count == 1:
-            done = run_task(
-                settings,
-                task,
-                place,
-                checkpoints=saved,
-                workers=_default_workers() if workers is None else workers,
-                deadline=deadline,
-                fuse=fuse,
-                checkpoint_every=60 * checkpoint_minutes,
-            )
-        else:
-            done = _run_shards(settings, task, place, saved, count, deadline, checkpoint_minutes)
-        finished &= done
-        if deadline is not None and not done:
-            break
-    if finished and report:
-        _report(settings, out)
-    return finished
-
-
-def _report(settings: Settings, out: Path) -> None:
-    from marginax.experiments.command import write_report
-    from marginax.experiments.control_report import write
-
-    write(settings, out / "control")
-    print(f"{write_report(out)}", flush=True)
-
-
-def _default_shards(settings: Settings) -> int:
-    import jax
-
-    agents = settings.seeds * len(settings.operators)
-    return min(_cores(), agents) if jax.default_backend() == "cpu" else 1
-
-
-def _default_workers() -> int:
-    import jax
-
-    return 0 if jax.default_backend() == "cpu" else max(1, _cores() - 1)
-
-
-def _forget_other_shards(place: Path, count: int) -> None:
-    for path in place.glob("metrics-*-of-*"):
-        if not path.stem.endswith(f"-of-{count}"):
-            raise ValueError(
-                f"{path} was made with another number of shards: remove it or choose another folder"
-            )
-
-
-def _run_shards(
-    settings: Settings,
-    task: str,
-    place: Path,
-    saved: Path,
-    count: int,
-    deadline: float | None,
-    checkpoint_minutes: float,
-) -> bool:
-    """One process for each share, single-threaded, so that they do not fight for the cores."""
-    flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    left = None if deadline is None else max(1.0, deadline - time.monotonic())
-    job = {
-        "settings": dataclasses.asdict(settings),
-        "task": task,
-        "folder": str(place),
-        "checkpoints": str(saved),
-        "seconds": left,
-        "checkpoint_every": 60 * checkpoint_minutes,
-    }
-    processes = []
-    for k in range(count):
-        text = json.dumps({**job, "shard": [k, count]})
-        code = "import sys; from marginax.experiments.control import _shard_main; _shard_main(sys.argv[1])"
-        processes.append(subprocess.Popen([sys.executable, "-c", code, text], env=environment))
-    try:
-        codes = [process.wait() for process in processes]
-    except BaseException:
-        for process in processes:
-            process.terminate()
-        raise
-    if bad := [k for k, code in enumerate(codes) if code not in (0, 3)]:
-        raise RuntimeError(
-            f"share {bad[0]} of {task} ended with exit code {codes[bad[0]]}; its checkpoint is intact"
+    def population(self, task: str) -> PopulationConfig:
+        """What is trained on a task."""
+        common = dataclasses.replace(self.agent, discount=self.discount)
+        return PopulationConfig(
+            simulator=task,
+            groups={name: dataclasses.replace(common, **PRESETS[name]) for name in self.operators},
+            seeds=tuple(range(self.seed, self.seed + self.seeds)),
+            steps=self.steps,
+            evaluate_every=self.evaluate_every,
+            episodes=self.episodes,
+            overlap=True,
         )
-    return all(code == 0 for code in codes)
+
+    def prepared(self, folder: Path, workers: int | None) -> "Control":
+        """Train all tasks, or as much of them as the time limit allows (then `SystemExit`)."""
+        from marginax.deep.command import Display, finish
+        from marginax.deep.metrics import slug
+        from marginax.deep.run import open_run, run_metrics, train
+        from marginax.simulators import make
+
+        end = time.monotonic() + seconds(self.time_limit) if self.time_limit else None
+        configs = {task: self.population(task) for task in self.tasks}  # find mistakes before anything is run
+        for task in () if self.report_only else self.tasks:
+            make(task, seed=0, allow_import=True).close()
+        for task, config in {} if self.report_only else configs.items():
+            place = folder / slug(task)
+            run = open_run(place, config)
+            left = None if end is None else max(0.0, end - time.monotonic())
+            with Display(task, self.steps, list(run.parts)) as display:
+                options = {"checkpoint_minutes": self.checkpoint_minutes, "seconds": left}
+                outcome = train(
+                    place, run, workers=workers, keep_replay=False, listen=display.listen, **options
+                )
+            finish({name: found for name, found in outcome.items() if found["state"] != "diverged"})
+            if any(found["state"] in ("new", "stopped") for found in outcome.values()):
+                print("stopped at the time limit; the same command carries on", flush=True)
+                raise SystemExit(0)
+        found = [run_metrics(folder / slug(task)) for task in self.tasks]
+        return dataclasses.replace(self, trained=hashlib.sha256(repr(found).encode()).hexdigest()[:12])
+
+    def parts(self) -> list[Part]:
+        return []  # training is not made of parts: see `prepared`
+
+    def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
+        from marginax.deep.curves import curves_of
+        from marginax.deep.metrics import slug
+        from marginax.deep.run import run_metrics, run_seconds
+        from marginax.experiments import control_report
+
+        tasks: dict[str, dict[str, Curve]] = {}
+        spent = 0.0
+        for task in self.tasks:
+            place = folder / slug(task)
+            found = curves_of(task, run_metrics(place))
+            tasks[task] = {name: found[name] for name in self.operators if name in found}
+            if not tasks[task]:
+                raise ValueError(f"there are no metrics of {task} in {str(place)!r}.")
+            spent += run_seconds(place)
+        return control_report.section(self.name, folder, tasks, spent)
 
 
-def _settings(raw: dict[str, Any]) -> Settings:
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in raw.items()}
-    return Settings(**values)
+def seconds(text: str) -> float:
+    """A length of time such as `90s`, `9m` or `1.5h`; a plain number is seconds.
 
-
-def _shard_main(text: str) -> None:
-    job = json.loads(text)
-    done = run_task(
-        _settings(job["settings"]),
-        job["task"],
-        Path(job["folder"]),
-        checkpoints=Path(job["checkpoints"]),
-        workers=0,
-        deadline=None if job["seconds"] is None else time.monotonic() + job["seconds"],
-        shard=(job["shard"][0], job["shard"][1]),
-        checkpoint_every=job["checkpoint_every"],
-    )
-    sys.exit(0 if done else 3)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line, with nothing but the standard library."""
-    parser = argparse.ArgumentParser(prog="marginax reproduce control", description=__doc__)
-    add = parser.add_argument
-    add("--tasks", nargs="+", default=list(TASKS), help="simulators by name; default: %(default)s")
-    add(
-        "--operators",
-        nargs="+",
-        default=list(OPERATORS),
-        help="names, with settings after a colon as in retrace:decay=0.9,sequence_length=10; default: %(default)s",
-    )
-    add("--seeds", type=int, default=5, help="runs of each operator; default: %(default)s")
-    add("--first-seed", type=int, default=0, help="the first of them; default: %(default)s")
-    add("--steps", type=int, default=1_000_000, help="environment steps of each run; default: %(default)s")
-    add("--evaluate-every", type=int, default=10_000, help="steps between evaluations; default: %(default)s")
-    add("--episodes", type=int, default=5, help="episodes of an evaluation; default: %(default)s")
-    add("--settings", default="", help="settings of the agent for all operators, name=value,…")
-    add("--out", type=Path, default=Path("out"), help="folder of the results; default: %(default)s")
-    add("--checkpoints", type=Path, help="folder of the checkpoints; default: beside the results")
-    add("--time-limit", help="such as 9m: stop cleanly, with a checkpoint, before so much time is over")
-    add("--workers", type=int, help="processes that simulate; default: a core each, but one")
-    add("--shards", type=int, help="processes that share the agents on a CPU; default: a core each")
-    add("--separate", action="store_true", help="a program for each operator")
-    add("--checkpoint-minutes", type=float, default=10.0, help="between checkpoints; default: %(default)s")
-    add("--no-report", action="store_true", help="metrics only, no figures, table and claims")
-    add("--report-only", action="store_true", help="report on the metrics that are there; train nothing")
-    given = parser.parse_args(arguments)
-    names = [field.name for field in dataclasses.fields(Settings)]
-    values = {name: getattr(given, name) for name in names}
-    settings = _settings(values)
-    if given.report_only:
-        _report(settings, given.out)
-        return 0
-    finished = control(
-        settings,
-        given.out,
-        checkpoints=given.checkpoints,
-        time_limit=given.time_limit,
-        workers=given.workers,
-        shards=given.shards,
-        fuse=not given.separate,
-        checkpoint_minutes=given.checkpoint_minutes,
-        report=not given.no_report,
-    )
-    if not finished:
-        print("stopped at the time limit; the same command carries on", flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    >>> seconds("9m"), seconds("90")
+    (540.0, 90.0)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if not match:
+        raise ValueError(f"time-limit must be a number with s, m or h after it, got {text!r}.")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

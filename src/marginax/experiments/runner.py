@@ -93,6 +93,10 @@ class Experiment(abc.ABC):
         """The command line that runs this experiment by itself."""
         return f"marginax reproduce {self.name} --seeds {self.seeds}"
 
+    def prepared(self, folder: Path, workers: int | None) -> "Experiment":
+        """The experiment after work in its folder that is not made of parts, such as training; by default itself."""
+        return self
+
     @abc.abstractmethod
     def parts(self) -> list[Part]:
         """The work, in the order in which it should be done."""

@@ -53,7 +53,7 @@ class Transitions:
     ((50, 3), (50, 1), (50,))
     """
 
-    def __init__(self, rows: np.ndarray, observation_size: int) -> None:
+    def __init__(self, rows: Any, observation_size: int) -> None:
         n, m = observation_size, rows.shape[-1] - 2 * observation_size - 4
         self.rows = rows
         self.observations = rows[..., :n]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marginax.deep import aims, losses, replay, td3, weight_network
+from marginax.deep import critic_targets, replay, td3, weight_network
 from marginax.deep.config import TD3Config
 from reference.episodes import filled, sequence, target, transitions
 
@@ -20,15 +20,23 @@ def agent(config: TD3Config) -> td3.TD3State:
     """An agent whose target networks differ from the networks themselves."""
     state = td3.init(config, **SIZES, key=jax.random.key(0))
     other = td3.init(config, **SIZES, key=jax.random.key(1))
-    return td3.TD3State(
-        state.actor,
-        state.critic,
-        other.actor,
-        other.critic,
-        state.actor_optimiser,
-        state.critic_optimiser,
-        state.estimator,
-    )
+    return dataclasses.replace(state, target_actor=other.actor, target_critic=other.critic)
+
+
+def batch_of(config: TD3Config, length: int | None = None) -> replay.Sequences:
+    stream = filled(transitions(5, 40), 31)
+    return replay.sample(stream, jax.random.key(2), batch=64, length=length or config.length)
+
+
+def one(tree):
+    """A round of a single batch."""
+    return jax.tree.map(lambda x: x[None], tree)
+
+
+def targets(config, state, batch, key, *, train):
+    """Targets, estimator and loss of one batch."""
+    found, estimator, loss = td3.targets(config, state, one(batch), key[None], train=train)
+    return jax.tree.map(lambda x: x[0], found), estimator, loss
 
 
 def config_of(operator: str, **settings) -> TD3Config:
@@ -44,21 +52,23 @@ def forward(network, x):
 
 
 @pytest.mark.parametrize(
-    ("operator", "conditioned"), [(operator, True) for operator in OPERATORS] + [("marginalized", False)]
+    ("operator", "conditioned", "clip"),
+    [(operator, True, 1.0) for operator in OPERATORS]
+    + [("marginalized", False, 1.0), ("retrace", True, 2.5)],
 )
-def test_targets_equal_the_naive_sum_over_each_sequence(operator, conditioned):
-    config = config_of(
-        operator, start_conditioned=conditioned, target_noise=0.0, trace_scale=0.8, trace_temperature=0.5
-    )
+def test_targets_equal_the_naive_sum_over_each_sequence(operator, conditioned, clip):
+    settings = {"target_noise": 0.0, "trace_scale": 0.8, "trace_temperature": 0.5, "clip": clip}
+    config = config_of(operator, start_conditioned=conditioned, **settings)
     state, stream = agent(config), transitions(5, 40)
-    batch = replay.sample(filled(stream, 31), jax.random.key(2), batch=64, length=config.length)
-    ahead = losses.bootstrap(config, state.target_actor, state.target_critic, batch, jax.random.key(3))
+    batch = batch_of(config)
+    networks = (state.target_actor, state.target_critic)
+    ahead = critic_targets.bootstrap(config, *networks, batch, jax.random.key(3))
     credit = jax.random.uniform(jax.random.key(4), batch.rewards.shape)
     if conditioned:
         credit = credit.at[0].set(1.0)
-    computed = losses.critic_targets(config, batch, ahead, credit)
-
-    twins = [jax.tree.map(lambda x, i=i: x[i], state.target_critic) for i in (0, 1)]
+    computed = critic_targets.operator_target(config, batch, ahead, credit)
+    products = np.asarray(critic_targets.products(ahead.traces, batch))
+    twins = state.target_critic
 
     def q_of(x, a):
         return min(forward(twin, np.concatenate([x, np.clip(a, -1, 1)]))[0] for twin in twins)
@@ -75,7 +85,7 @@ def test_targets_equal_the_naive_sum_over_each_sequence(operator, conditioned):
         for s in steps:
             z = (s["action"][0] - pi(s["observation"])[0]) / 0.8
             log_pi = -0.5 * z**2 - np.log(0.8) - 0.5 * np.log(2 * np.pi)
-            traces.append(0.7 * min(1.0, np.exp(log_pi - s["log_behaviour"])) ** 0.5)
+            traces.append(0.7 * min(clip, np.exp(log_pi - s["log_behaviour"]) ** 0.5))
         weights = [float(credit[t, b]) for t in range(len(steps))]
         if operator == "one-step":
             weights = [1.0]
@@ -89,17 +99,16 @@ def test_targets_equal_the_naive_sum_over_each_sequence(operator, conditioned):
         expected = target(q, v_next, [s["reward"] for s in steps], discounts, weights)
         assert computed[b] == pytest.approx(expected, rel=1e-4, abs=1e-4)
         if operator.startswith("retrace"):
-            products = np.asarray(ahead.products[:, b])
-            np.testing.assert_allclose(products[: len(steps)], weights, rtol=1e-4)
-            assert (products[len(steps) :] == 0).all()
+            np.testing.assert_allclose(products[: len(steps), b], weights, rtol=1e-4)
+            assert (products[len(steps) :, b] == 0).all()
 
 
 def test_n_step_is_the_sum_of_rewards_and_one_bootstrap():
     config = config_of("n-step", target_noise=0.0)
-    state, stream = agent(config), transitions(5, 40)
-    batch = replay.sample(filled(stream, 31), jax.random.key(2), batch=64, length=4)
-    ahead = losses.bootstrap(config, state.target_actor, state.target_critic, batch, jax.random.key(3))
-    computed = losses.critic_targets(config, batch, ahead)
+    state, batch = agent(config), batch_of(config)
+    networks = (state.target_actor, state.target_critic)
+    ahead = critic_targets.bootstrap(config, *networks, batch, jax.random.key(3))
+    computed = targets(config, state, batch, jax.random.key(3), train=False)[0].target
     for b in range(64):
         n = int(batch.valid[:, b].sum())
         rewards = np.asarray(batch.rewards[:n, b])
@@ -113,28 +122,28 @@ def test_n_step_is_the_sum_of_rewards_and_one_bootstrap():
 def test_a_target_from_one_later_step_is_right_on_average(conditioned, monkeypatch):
     """Over the law of the drawn step, targets and losses of the weights equal those of whole sequences."""
     settings = {"target_noise": 0.0, "start_conditioned": conditioned, "trace_scale": 0.8}
-    whole, single = (config_of("marginalized", later_steps=n, **settings) for n in ("all", "one"))
+    whole, single = (config_of("marginalized", target_steps=n, **settings) for n in ("all", "one"))
     state = agent(whole)
-    batch = replay.sample(filled(transitions(5, 40), 31), jax.random.key(2), batch=64, length=4)
-    expected = aims.aim(whole, state, batch, jax.random.key(0), train=True)
-    law = losses.draw_steps
+    batch = batch_of(whole)
+    expected, _, expected_loss = targets(whole, state, batch, jax.random.key(0), train=True)
+    law = critic_targets.draw_steps
     _, probabilities = law(single, 10_000, jax.random.key(1))
     total, loss, length = jnp.zeros(64), 0.0, 0.0
     for step, p in zip((1, 2, 3), np.unique(probabilities)[::-1], strict=True):
         drawn = (jnp.full(64, step, jnp.int32), jnp.full(64, p))
-        monkeypatch.setattr(losses, "draw_steps", lambda *_, drawn=drawn: drawn)
-        aimed = aims.aim(single, state, batch, jax.random.key(0), train=True)
-        total, loss = total + p * aimed.target, loss + p * aimed.weight_loss
-        length += p * jnp.sum(aimed.credit / aimed.share, axis=0)
-        monkeypatch.setattr(losses, "draw_steps", law)
+        monkeypatch.setattr(critic_targets, "draw_steps", lambda *_, drawn=drawn: drawn)
+        found, _, weight_loss = targets(single, state, batch, jax.random.key(0), train=True)
+        total, loss = total + p * found.target, loss + p * weight_loss
+        length += p * jnp.sum(found.credit / found.share, axis=0)
+        monkeypatch.setattr(critic_targets, "draw_steps", law)
     np.testing.assert_allclose(total, expected.target, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(loss, expected.weight_loss, rtol=1e-4)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-4)
     np.testing.assert_allclose(length, jnp.sum(expected.credit, axis=0), rtol=1e-4)
 
 
 def test_steps_are_drawn_by_the_law_they_claim():
-    config = config_of("marginalized", later_steps="one")
-    steps, share = losses.draw_steps(config, 20_000, jax.random.key(0))
+    config = config_of("marginalized", target_steps="one")
+    steps, share = critic_targets.draw_steps(config, 20_000, jax.random.key(0))
     counts = np.bincount(np.asarray(steps), minlength=4)
     assert counts[0] == 0
     law = 0.693 ** np.arange(1, 4) / np.sum(0.693 ** np.arange(1, 4))
@@ -146,7 +155,7 @@ def test_steps_are_drawn_by_the_law_they_claim():
 def test_padding_and_what_follows_a_terminal_step_are_never_read(operator):
     config = config_of(operator)
     state = agent(config)
-    batch = replay.sample(filled(transitions(5, 40), 31), jax.random.key(2), batch=64, length=config.length)
+    batch = batch_of(config)
     poison = poisoner(batch.valid)
     spoilt = replay.Sequences(
         poison(batch.observations),
@@ -169,7 +178,7 @@ def test_padding_and_what_follows_a_terminal_step_are_never_read(operator):
 def test_gradients_reach_only_what_they_should(operator):
     config = config_of(operator)
     state = agent(config)
-    batch = replay.sample(filled(transitions(5, 40), 31), jax.random.key(2), batch=64, length=config.length)
+    batch = batch_of(config)
     critics, _ = td3.update(config, state, batch, jax.random.key(0), delayed=False)
     moved = {name for name in vars(state) if not same(getattr(state, name), getattr(critics, name))}
     assert moved == {"critic", "critic_optimiser"}
@@ -182,13 +191,10 @@ def test_gradients_reach_only_what_they_should(operator):
 
     def total(networks):
         target_actor, target_critic, learned = networks
-        ahead = losses.bootstrap(config, target_actor, target_critic, batch, jax.random.key(0))
-        credit = ahead.products
-        if learned is not None:
-            credit, *_ = aims.td_weights(
-                config, learned, batch, ahead, ahead.traces, jax.random.key(0), train=False
-            )
-        return jnp.sum(losses.critic_targets(config, batch, ahead, credit))
+        state_of = dataclasses.replace(
+            state, target_actor=target_actor, target_critic=target_critic, estimator=learned
+        )
+        return jnp.sum(targets(config, state_of, batch, jax.random.key(0), train=False)[0].target)
 
     slopes = jax.grad(total)(
         (state.target_actor, state.target_critic, state.estimator and strip(state.estimator))
@@ -196,23 +202,26 @@ def test_gradients_reach_only_what_they_should(operator):
     assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(slopes))
 
 
-@pytest.mark.parametrize("start_conditioned", [True, False])
-def test_learned_weights_stay_where_exact_ones_can_be(start_conditioned):
-    """No trace exceeds 1, so no TD weight does, whatever a network says; the paper's normalisation sees them all."""
-    config = config_of("marginalized", weights="fenchel", start_conditioned=start_conditioned)
-    state = agent(config)
-    batch = replay.sample(filled(transitions(5, 40), 31), jax.random.key(2), batch=64, length=config.length)
-    ahead = losses.bootstrap(config, state.target_actor, state.target_critic, batch, jax.random.key(0))
-    wild = jax.tree.map(lambda x: 9 * abs(x), state.estimator)
-    arguments = (wild, batch, ahead, ahead.traces, jax.random.key(0))
-    plain, *_ = aims.td_weights(config, *arguments, train=False)
+@pytest.mark.parametrize(("start_conditioned", "clip"), [(True, 1.0), (False, 1.0), (True, 2.0)])
+def test_learned_weights_stay_where_exact_ones_can_be(start_conditioned, clip):
+    """No product of traces exceeds (λ c̄)^3, so no TD weight does; the paper's normalisation sees them all."""
+    config = config_of(
+        "marginalized", weights="fenchel", start_conditioned=start_conditioned, clip=clip, decay=1.0
+    )
+    state, batch = agent(config), batch_of(config)
+    networks = (state.target_actor, state.target_critic)
+    ahead = critic_targets.bootstrap(config, *networks, batch, jax.random.key(0))
+    wild = jax.tree.map(lambda x: 19 * abs(x), state.estimator)
+    arguments = (wild, one(batch), ahead.features[None], ahead.traces[None], ahead.traces[None])
+    plain = critic_targets.td_weights(config, *arguments, train=False)[0][0]
     raw = weight_network.predict(config, wild.weights, weight_network.inputs(config, ahead.features))
-    assert raw.max() > 2
-    np.testing.assert_array_equal(plain, np.where(batch.valid, np.clip(raw, 0, 1), 0))
+    assert raw.max() > 8
+    np.testing.assert_array_equal(plain, np.where(batch.valid, np.clip(raw, 0, clip**3), 0))
     paper = dataclasses.replace(config, normalisation="power")
     raised = np.where(batch.valid, np.asarray(raw), 0) ** 0.1
     expected = raised / raised[np.asarray(batch.valid)].mean()
-    np.testing.assert_allclose(aims.td_weights(paper, *arguments, train=False)[0], expected, rtol=1e-4)
+    normalised = critic_targets.td_weights(paper, *arguments, train=False)[0][0]
+    np.testing.assert_allclose(normalised, expected, rtol=1e-4)
 
 
 def strip(networks):
@@ -249,31 +258,59 @@ def test_agents_side_by_side_learn_as_they_do_alone():
         np.testing.assert_allclose(own.target_mean, metrics.target_mean[i], rtol=1e-4)
 
 
+PAPER = {"weights": "saddle-point", "start_conditioned": False, "normalisation": "power"}
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "sizes"),
     [
-        {"operator": "retrace"},
-        {"operator": "marginalized"},
-        {
-            "operator": "marginalized",
-            "weights": "saddle-point",
-            "start_conditioned": False,
-            "normalisation": "power",
-        },
+        ({"operator": "marginalized"}, (4,)),
+        ({"operator": "retrace"}, (1, 1, 1)),
+        pytest.param({"operator": "retrace"}, (5, 5), marks=pytest.mark.slow),
+        pytest.param({"operator": "marginalized"}, (3, 3), marks=pytest.mark.slow),
+        pytest.param({"operator": "marginalized", **PAPER}, (4,), marks=pytest.mark.slow),
     ],
 )
-def test_a_block_equals_its_updates_one_by_one(settings):
-    """Batches side by side and critics apart change nothing: plain, delayed, plain, delayed, and one left over."""
+def test_blocks_equal_their_updates_one_by_one(settings, sizes):
+    """Batches side by side change nothing, and the policy delay of 2 counts on from block to block."""
     config = config_of(**settings)
-    buffer, key = filled(transitions(5, 40), 31), jax.random.key(7)
-    state = agent(config)
-    block, metrics = jax.jit(lambda s: td3.update_block(config, s, buffer, key, updates=5))(state)
+    buffer, state = filled(transitions(5, 40), 31), agent(config)
+    blocks, done = state, 0
     update = jax.jit(partial(td3.update, config), static_argnames="delayed")
-    for i, own in enumerate(jax.random.split(key, 5)):
-        sample_key, noise_key = jax.random.split(own)
-        batch = replay.sample(buffer, sample_key, batch=64, length=config.length)
-        state, single = update(state, batch, noise_key, delayed=i in (1, 3))
-        for name, value in vars(single).items():
-            np.testing.assert_allclose(getattr(metrics, name)[i], value, rtol=1e-3, atol=1e-5, err_msg=name)
-    for a, b in zip(jax.tree.leaves(block), jax.tree.leaves(state), strict=True):
+    block = jax.jit(partial(td3.update_block, config), static_argnames="updates")
+    for number, updates in enumerate(sizes):
+        key = jax.random.key(number)
+        blocks, metrics = block(blocks, buffer, key, updates=updates, done=done)
+        for i, own in enumerate(jax.random.split(key, updates)):
+            sample_key, noise_key = jax.random.split(own)
+            batch = replay.sample(buffer, sample_key, batch=64, length=config.length)
+            done += 1
+            state, single = update(state, batch, noise_key, delayed=done % 2 == 0)
+            for name, value in vars(single).items():
+                np.testing.assert_allclose(
+                    getattr(metrics, name)[i], value, rtol=1e-3, atol=1e-5, err_msg=name
+                )
+    for a, b in zip(jax.tree.leaves(blocks), jax.tree.leaves(state), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_the_policy_delay_is_decided_once_for_all_agents():
+    """Where blocks have no whole number of rounds, a vmapped block still has a conditional, not both of its branches."""
+    config = config_of("retrace", policy_delay=3)
+    buffer = filled(transitions(5, 40), 31)
+    states = jax.vmap(lambda key: td3.init(config, **SIZES, key=key))(jax.random.split(jax.random.key(0), 2))
+
+    def block(state, key, done):
+        return td3.update_block(config, state, buffer, key, updates=2, done=done)
+
+    mapped = jax.vmap(block, in_axes=(0, 0, None))
+    text = str(jax.make_jaxpr(mapped)(states, jax.random.split(jax.random.key(1), 2), 4))
+    assert " cond[" in text
+
+
+def test_one_later_step_is_refused_where_it_would_be_biased():
+    for settings in ({"normalisation": "power"}, {"normalisation": "mean"}, {"weights": "fenchel"}):
+        with pytest.raises(ValueError, match="target_steps must be 'all' for"):
+            config_of("marginalized", target_steps="one", **settings)
+        assert not config_of("marginalized", **settings).samples_a_step
+    assert config_of("marginalized").samples_a_step

@@ -1,0 +1,186 @@
+"""Write the tables of `docs/population.md` from the metrics in `docs/data`, or check that they agree.
+
+    python benchmarks/control_tables.py            # write them
+    python benchmarks/control_tables.py --check    # exit with 1 if the page says something else
+
+Each table stands between `<!-- table NAME -->` and `<!-- end -->`. Metrics come from `marginax reproduce control`, with
+the commands that the page names; columns are those of its `metrics.jsonl`.
+"""
+
+import csv
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from marginax.deep.curves import Curve, curves_of, interval
+from marginax.experiments.control_report import gain, table, variance_ratio
+from marginax.statistics import bootstrap
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, DATA = ROOT / "docs" / "population.md", ROOT / "docs" / "data"
+Rows = list[tuple[str, ...]]
+
+
+@cache
+def curves(name: str) -> dict[str, Curve]:
+    """The curves of one file, by operator."""
+    with (DATA / f"control-{name}.csv").open(newline="") as file:
+        lines = [
+            {k: v if k == "operator" else float(v) for k, v in row.items()} for row in csv.DictReader(file)
+        ]
+    return curves_of(name, lines)
+
+
+def until(curve: Curve, steps: int) -> Curve:
+    """The beginning of a curve."""
+    kept = curve.steps <= steps
+    grids = {name: grid[:, kept] for name, grid in curve.diagnostics.items()}
+    return curve._replace(steps=curve.steps[kept], returns=curve.returns[:, kept], diagnostics=grids)
+
+
+def returns(values: np.ndarray) -> str:
+    middle, band = interval(values, 1000)
+    return f"{float(middle):,.0f} [{band.low:,.0f}, {band.high:,.0f}]"
+
+
+def against(one: Curve, other: Curve, what: str = "final") -> str:
+    pair = (getattr(one.beside(other), what), getattr(other.beside(one), what))
+    band = bootstrap(pair, gain)
+    return f"{gain(*pair):+.0%} [{band.low:+.0%}, {band.high:+.0%}]"
+
+
+def variance(curve: Curve) -> str:
+    """The variance of target minus Q over Retrace's on the same batches."""
+    if curve.label == "retrace" or "marginalized" not in curve.label:
+        return ""
+    ratio = variance_ratio(curve, "retrace")
+    band = bootstrap(ratio)
+    return f"{np.exp(ratio.mean()):.2f} [{np.exp(band.low):.2f}, {np.exp(band.high):.2f}]"
+
+
+def results() -> Rows:
+    rows: Rows = [
+        ("task", "operator", "seeds", "final return", "area under the curve", "failures", "variance")
+    ]
+    for task, name in (("cheetah-run", "cheetah-run-1M"), ("walker-run", "walker-run-1M")):
+        found = curves(name)
+        failures = {row[1]: row[6] for row in table(task, found)}
+        for label in sorted(found, key=_order):
+            curve = found[label]
+            cells = (returns(curve.final), returns(curve.area), str(failures[label]), variance(curve))
+            rows.append((task, label, str(len(curve.seeds)), *cells))
+            task = ""
+    return rows
+
+
+def comparisons() -> Rows:
+    rows: Rows = [
+        ("run", "seeds", "marginalized against one-step", "against Retrace", "Retrace against one-step")
+    ]
+    marginalized, one, retrace = "marginalized-regression", "one-step", "retrace"
+    runs = {
+        "in the table above": "cheetah-run-1M",
+        "an earlier one": "cheetah-run-1M-earlier",
+        "in TF32, below": "cheetah-run-tf32",
+        "new seeds": "cheetah-run-seeds-10-29",
+    }
+    for words, name in runs.items():
+        found = {label: until(curve, 700_000) for label, curve in curves(name).items()}
+        seeds = found[one].seeds
+        cells = [
+            against(found[a], found[b], "area") if b in found and a in found else ""
+            for a, b in ((marginalized, one), (marginalized, retrace), (retrace, one))
+        ]
+        rows.append((f"{words} ([data](data/control-{name}.csv))", f"{seeds[0]} to {seeds[-1]}", *cells))
+    return rows
+
+
+def precision() -> Rows:
+    rows: Rows = [("operator", "area, TF32", "area, full precision", "TF32 against full precision")]
+    for label in ("one-step", "marginalized-regression"):
+        half, full = (until(curves(f"cheetah-run-{kind}")[label], 420_000) for kind in ("tf32", "float32"))
+        rows.append((label, returns(half.area), returns(full.area), against(half, full, "area")))
+    return rows
+
+
+def ablation() -> Rows:
+    found = curves("ablation")
+    failures = {row[1]: row[6] for row in table("cheetah-run", found)}
+    rows: Rows = [("operator", "final return", "area", "failures", "against Retrace, final", "variance")]
+    for label in sorted(found, key=_order):
+        curve = found[label]
+        other = "" if label == "retrace" else against(curve, found["retrace"])
+        cells = (returns(curve.final), returns(curve.area), str(failures[label]), other)
+        rows.append((label, *cells, variance(curve)))
+    return rows
+
+
+def pendulum() -> Rows:
+    found = curves("pendulum")
+    rows: Rows = [
+        ("operator", "final return", "area", "area against one-step", "against Retrace", "variance")
+    ]
+    for label in sorted(found, key=_order):
+        curve = found[label]
+        cells = [
+            "" if label == other else against(curve, found[other], "area")
+            for other in ("one-step", "retrace")
+        ]
+        rows.append((label, returns(curve.final), returns(curve.area), *cells, variance(curve)))
+    return rows
+
+
+def pybullet() -> Rows:
+    tasks = {"HalfCheetah": curves("pybullet-HalfCheetah-1M"), "Ant": curves("pybullet-Ant")}
+    rows: Rows = [
+        ("operator", *(f"{task}, {what}" for task in tasks for what in ("final return", "mean trace")))
+    ]
+    for label in ("one-step", "retrace", "marginalized-regression"):
+        cells = []
+        for found in tasks.values():
+            last = found[label].diagnostics["trace_mean"][:, -2:]
+            cells += [returns(found[label].final), f"{np.median(last):.3f}" if label != "one-step" else ""]
+        rows.append((label, *cells))
+    return rows
+
+
+def _order(label: str) -> tuple[int, str]:
+    first = ("one-step", "n-step", "retrace", "retrace-paper", "retrace-soft", "marginalized-regression")
+    return (first.index(label) if label in first else len(first), label)
+
+
+TABLES: dict[str, Callable[[], Rows]] = {
+    f.__name__: f for f in (results, comparisons, precision, ablation, pendulum, pybullet)
+}
+
+
+def write(text: str) -> str:
+    """The page with its tables as the data have them."""
+    for name, rows in ((name, make()) for name, make in TABLES.items()):
+        start, end = f"<!-- table {name} -->\n", "<!-- end -->"
+        if start not in text:
+            raise ValueError(f"{PAGE.name} has no place for the table {name!r}.")
+        before, _, rest = text.partition(start)
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        lines.insert(1, "|" + "---|" * len(rows[0]))
+        text = before + start + "\n" + "\n".join(lines) + "\n\n" + end + rest.partition(end)[2]
+    return text
+
+
+def main(check: bool = False) -> None:
+    """Write the tables, or only check them."""
+    old = PAGE.read_text()
+    new = write(old)
+    if check:
+        sys.exit(
+            0 if old == new else f"{PAGE} does not say what docs/data say: run benchmarks/control_tables.py"
+        )
+    PAGE.write_text(new)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

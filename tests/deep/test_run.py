@@ -1,0 +1,236 @@
+"""Runs: seeds are independent, a run killed at any moment ends as one left alone, and failures stay with their seed."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from tensorboardX.proto.event_pb2 import Event
+
+from marginax.deep.config import PopulationConfig, TD3Config
+from marginax.deep.metrics import METRICS, read_metrics
+from marginax.deep.population import Population
+from marginax.deep.run import load_run, open_run, run_metrics, status, train
+
+AGENT = TD3Config(
+    operator="marginalized",
+    hidden=(16, 16),
+    batch_size=16,
+    random_steps=100,
+    update_after=100,
+    sequence_length=3,
+    replay_size=300,
+)
+CONFIG = PopulationConfig(
+    simulator="Pendulum-v1", groups={"td3": AGENT}, seeds=(1,), steps=800, evaluate_every=100, episodes=1
+)
+WORDS = ["train", "Pendulum-v1", "--operator", "marginalized", "--hidden", "16", "16", "--batch-size", "16"]
+WORDS += ["--random-steps", "100", "--update-after", "100", "--sequence-length", "3", "--replay-size", "300"]
+WORDS += ["--steps", "5000", "--evaluate-every", "100", "--episodes", "1", "--first-seed", "1"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """All trainings of this module, in this process or others, share their compiled programs."""
+    names = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in names}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in names.items():
+            patch.setenv(name.upper(), str(value))
+            jax.config.update(name, value)
+        yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def final(folder: Path) -> tuple[list, dict]:
+    (path,) = folder.glob("policy-*.npz")
+    with np.load(path) as arrays:
+        policy = {name: arrays[name] for name in arrays.files}
+    lines = [{**line, "operator": ""} for line in read_metrics(folder)]
+    return lines, policy
+
+
+def assert_same(one: Path, other: Path) -> None:
+    (metrics, policy), (others, other_policy) = final(one), final(other)
+    assert metrics == others
+    for name in policy:
+        np.testing.assert_array_equal(policy[name], other_policy[name])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Seed 1, trained in this process without interruption; the buffer wraps around twice."""
+    folder = tmp_path_factory.mktemp("alone")
+    with Population(CONFIG, folder=folder) as population:
+        population.run()
+    return folder
+
+
+@pytest.mark.slow
+def test_seed_k_of_a_run_of_many_equals_the_run_of_seed_k(alone, tmp_path):
+    run = open_run(tmp_path, dataclasses.replace(CONFIG, seeds=(0, 1)))
+    heard = []
+    outcome = train(tmp_path, run, workers=2, listen=lambda part, message: heard.append((part, message)))
+    assert {part: found["state"] for part, found in outcome.items()} == {
+        "seed-0": "finished",
+        "seed-1": "finished",
+    }
+    assert_same(tmp_path / "seed-1", alone)
+    assert final(tmp_path / "seed-0")[0] != final(alone)[0]
+    steps = [line["step"] for part, m in heard if part == "seed-0" for line in m.get("lines", ())]
+    assert steps == list(range(100, 900, 100))
+    assert [line["seed"] for line in run_metrics(tmp_path)] == [0] * 8 + [1] * 8
+
+
+def command(folder: Path, end: str = "") -> tuple[int, str]:
+    """Run the command; after its first evaluation end it, or kill its part and let it go on."""
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code += "; from marginax.cli import main; sys.exit(main())"
+    words = [*WORDS, "--out", str(folder), "--checkpoint-minutes", "0.0001"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    output, done = "", False
+    for line in process.stdout or ():
+        output += line
+        if "return" in line and not done and end:
+            done = True
+            part = json.loads((folder / "seed-1" / ".lock").read_text())["pid"]
+            number = signal.SIGKILL if end == "part" else signal.Signals[end]
+            os.kill(part if end == "part" else process.pid, number)
+    return process.wait(), output
+
+
+@pytest.mark.slow
+def test_killed_stopped_and_interrupted_it_ends_with_the_same_metrics(tmp_path):
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    assert command(alone)[0] == 0
+    assert command(killed, "SIGKILL")[0] == -signal.SIGKILL
+    status, output = command(killed, "SIGTERM")
+    assert status == 143
+    assert "checkpoints were written (seed-1 at" in output
+    status, output = command(killed, "SIGINT")
+    assert status == 130
+    assert "the same command carries on" in output
+    status, output = command(killed, "part")
+    assert status == 0
+    assert "seed-1: started again at step" in output
+    assert_same(killed / "seed-1", alone / "seed-1")
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_two_commands_do_not_share_a_folder(tmp_path):
+    from marginax.engine.processes import Lock
+
+    run = open_run(tmp_path, CONFIG)
+    with Lock(tmp_path), pytest.raises(RuntimeError, match=f"in use by process {os.getpid()}"):
+        train(tmp_path, run)
+
+
+def test_metrics_say_what_the_operator_does(alone):
+    lines = read_metrics(alone)
+    assert [line["step"] for line in lines] == list(range(100, 900, 100))
+    last = lines[-1]
+    assert 0 < last["trace_mean"] <= 0.7
+    assert last["weight_max"] >= 1.0
+    assert 1 <= last["effective_length"] <= 3
+    assert last["target_variance"] >= 0
+    assert last["return"] == pytest.approx(np.mean(last["returns"]))
+
+
+def events(folder: Path) -> dict:
+    found = {}
+    (path,) = (folder / "tensorboard").glob("*/events.*")
+    records = path.read_bytes()
+    while records:
+        size = int.from_bytes(records[:8], "little")  # then a checksum, the event, and another checksum
+        event = Event.FromString(records[12 : 12 + size])
+        records = records[16 + size :]
+        found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+    return found
+
+
+def test_tensorboard_shows_what_the_lines_say_and_is_whole_after_a_kill(alone, tmp_path):
+    found = events(alone)
+    for line in read_metrics(alone):
+        assert found["speed", line["step"]] > 0
+        for name in ("return", "critic_loss"):
+            assert found[name, line["step"]] == pytest.approx(line[name], rel=1e-5)
+    with Population(CONFIG, folder=tmp_path) as population:
+        population.run(stop=lambda: population.step >= 300)
+    board = next((tmp_path / "tensorboard").glob("*/events.*"))
+    board.write_bytes(board.read_bytes()[:-20])  # a record cut short
+    with Population(CONFIG, folder=tmp_path) as population:
+        population.run(stop=lambda: population.step >= 400)
+    assert {step for name, step in events(tmp_path) if name == "return"} == {100, 200, 300, 400}
+
+
+def test_a_simulator_that_returns_nan_ends_the_seed_and_says_where(tmp_path, monkeypatch):
+    with Population(CONFIG, folder=tmp_path) as population:
+        play = population.pool._local.actors[0].play
+
+        def poisoned(index, layers, out):
+            play(index, layers, out)
+            if index == 5:
+                out.rewards[8] = np.nan
+
+        monkeypatch.setattr(population.pool._local.actors[0], "play", poisoned)
+        population.run()
+    found = status(tmp_path, CONFIG)
+    assert found["state"] == "diverged"
+    assert found["reason"] == "the simulator returned nan at step 258"
+
+
+def test_values_beyond_any_return_are_divergence(tmp_path):
+    agent = dataclasses.replace(AGENT, divergence_factor=1e-6)
+    config = dataclasses.replace(CONFIG, groups={"td3": agent})
+    with Population(config, folder=tmp_path) as population:
+        population.run()
+    found = status(tmp_path, config)
+    assert found["state"] == "diverged"
+    assert "the mean of |Q| reached" in found["reason"]
+    assert population.step == found["step"] == 100
+
+
+@pytest.mark.slow
+def test_a_part_that_fails_ends_alone(tmp_path):
+    run = open_run(tmp_path, dataclasses.replace(CONFIG, seeds=(0, 1), steps=200))
+    train(tmp_path, run)
+    damaged = next((tmp_path / "seed-0" / "checkpoint").glob("replay-*.npz"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    run = open_run(tmp_path, dataclasses.replace(CONFIG, seeds=(0, 1), steps=300))
+    outcome = train(tmp_path, run)
+    assert outcome["seed-0"]["state"] == "failed"
+    assert "the checkpoint is damaged" in outcome["seed-0"]["reason"]
+    assert outcome["seed-1"]["state"] == "finished"
+
+
+def test_settings_of_an_earlier_run_are_not_mixed(tmp_path):
+    open_run(tmp_path, CONFIG)
+    other = dataclasses.replace(CONFIG, groups={"td3": dataclasses.replace(AGENT, decay=0.5)})
+    with pytest.raises(ValueError, match=r"holds a run with decay = 0.7, not 0.5: choose another folder"):
+        open_run(tmp_path, other)
+    with pytest.raises(ValueError, match="steps must be at least the 800"):
+        open_run(tmp_path, dataclasses.replace(CONFIG, steps=400))
+    open_run(tmp_path, dataclasses.replace(CONFIG, steps=1600, seeds=(0, 2)))
+    assert load_run(tmp_path).config.seeds == (0, 1, 2)
+
+
+def test_a_cut_last_line_of_metrics_is_left_out(alone, tmp_path):
+    content = (alone / METRICS).read_bytes()
+    (tmp_path / METRICS).write_bytes(content[:-10])
+    assert len(read_metrics(tmp_path)) == 7
+    assert json.loads(content.splitlines()[0])["step"] == 100
