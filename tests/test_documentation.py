@@ -2,9 +2,12 @@
 
 import doctest
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+
+import marginax
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -27,3 +30,11 @@ def test_readme_commands_are_the_documented_ones():
     assert len(commands) == 2
     started = (ROOT / "docs" / "getting-started.md").read_text()
     assert all(command in started for command in commands)
+
+
+def test_one_version_everywhere():
+    """The package, its metadata and the citation name the same version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    citation = re.search(r"(?m)^version: (\S+)$", (ROOT / "CITATION.cff").read_text())
+    assert citation is not None
+    assert marginax.__version__ == project == citation.group(1)
