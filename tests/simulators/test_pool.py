@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -91,7 +94,7 @@ def test_dead_worker_is_replaced_and_its_block_repeated(plain):
 
         def disturb(block):
             if block == 2:
-                os.kill(pool._workers[0].process.pid, signal.SIGKILL)
+                os.kill(pool._workers[0].child.pid, signal.SIGKILL)
 
         pool.evaluate(0, parameters(3, 0), episodes=1)
         assert_same(plain, blocks(pool, 0, 4, disturb))
@@ -104,7 +107,7 @@ def test_worker_that_dies_again_and_again_stops_the_run():
     broken = [AgentSpec("mujoco/cheetah-run", seed=0, noise=0.1, random_steps=0)]
     with Pool(broken, sizes=SIZES, steps=5, workers=1) as pool:
         pool.start(0, np.full((1, pool.parameter_count), np.nan, np.float32))
-        with pytest.raises(WorkerDied, match="agents \\[0\\]: RuntimeError: action must be finite"):
+        with pytest.raises(WorkerDied, match=r"agents \[0\]: .*RuntimeError: action must be finite"):
             pool.finish()
 
 
@@ -147,3 +150,112 @@ def test_bad_arguments():
             pool.finish()
         with pytest.raises(ValueError, match="each of 3 agents, got 1"):
             pool.set_state([{}])
+
+
+OWN = "simulators.own_environments:"
+
+
+@pytest.mark.parametrize("name", [f"{OWN}Printing-v0", "pybullet/HalfCheetah", f"{OWN}Normalised-v0"])
+def test_what_environments_print_disturbs_nothing(name, tmp_path):
+    """Python and C level, stdout and stderr; and a worker that dies in between."""
+    if name.startswith("pybullet"):
+        pytest.importorskip("pybullet_envs_gymnasium", reason="PyBullet has no wheels for this Python")
+    spec = [AgentSpec(name, seed=s, random_steps=10, allow_import=True) for s in range(2)]
+    probe = make(name, 0, allow_import=True)
+    sizes = [probe.observation_size, 4, probe.action_size]
+    vectors = np.random.default_rng(0).normal(0, 0.3, (2, parameter_count(sizes))).astype(np.float32)
+    records = []
+    for workers in (0, 1):
+        log = tmp_path / "log"
+        with Pool(spec, sizes=sizes, steps=25, workers=workers, log=log) as pool:
+            for b in range(3):
+                pool.start(b, vectors)
+                if workers and b == 1:
+                    os.kill(pool._workers[0].child.pid, signal.SIGKILL)
+                records.append(pool.finish().rows)
+            assert pool.replaced == workers
+    np.testing.assert_array_equal(records[:3], records[3:])
+    if name.endswith("Printing-v0"):
+        assert b"from C, to stdout" in log.read_bytes() and b"and to stderr" in log.read_bytes()
+
+
+def test_discrete_actions_have_their_probabilities():
+    """ε falls from 1 to 0.2 over 60 steps; probabilities are checked against the network's values."""
+    sizes, count = [4, 8, 2], 2
+    spec = [AgentSpec("CartPole-v1", s, random_steps=5, epsilon=0.2, epsilon_steps=60) for s in range(2)]
+    vectors = np.random.default_rng(0).normal(0, 1, (2, parameter_count(sizes))).astype(np.float32)
+    blocks = []
+    for workers in (0, 2):
+        with Pool(spec, sizes=sizes, steps=50, workers=workers) as pool:
+            played = [(pool.start(b, vectors), pool.finish())[1] for b in range(3)]
+            pool.evaluate(1, vectors, episodes=2)
+            blocks.append((played, pool.evaluations(wait_for_all=True)))
+    for one, other in zip(blocks[0][0], blocks[1][0], strict=True):
+        np.testing.assert_array_equal(one.rows, other.rows)
+    for one, other in zip(blocks[0][1], blocks[1][1], strict=True):
+        np.testing.assert_array_equal(one.returns, other.returns)
+    explored = 0
+    for agent in range(2):
+        (w0, b0), (w1, b1) = unpack(vectors[agent], sizes)
+        for number, block in enumerate(blocks[0][0]):
+            x = block.observations[agent]
+            greedy = np.argmax(np.maximum(x @ w0 + b0, 0) @ w1 + b1, axis=-1)
+            action = block.actions[agent, :, 0]
+            assert set(action) <= {0.0, 1.0}
+            for t in range(50):
+                step = 50 * number + t
+                epsilon = 1.0 if step < 5 else max(0.2, 1 - 0.8 * step / 60)
+                expected = epsilon / count + (1 - epsilon) * (action[t] == greedy[t])
+                assert np.exp(block.log_behaviour[agent, t]) == pytest.approx(expected, rel=1e-5)
+            explored += (action != greedy).sum()
+    assert 40 < explored < 110  # half of the mean ε of 0.48 times 300 steps is 72
+
+
+def test_a_policy_for_a_box_is_refused_for_discrete_actions():
+    with pytest.raises(ValueError, match="end with 2 for CartPole-v1"):
+        Pool([AgentSpec("CartPole-v1", 0)], sizes=[4, 1], steps=5, workers=0)
+
+
+PROGRAM = """
+import sys
+import numpy as np
+from marginax.simulators import AgentSpec, Pool, pool as module
+module.warn_if_resume_differs = lambda *_: None  # it would try a few steps
+specs = [AgentSpec("simulators.own_environments:Slow-v0", s, allow_import=True) for s in range(2)]
+pool = Pool(specs, sizes=[2, 1], steps=5, workers=2)
+pool.start(0, np.zeros((2, pool.parameter_count), np.float32))
+print(*(worker.child.pid for worker in pool._workers), flush=True)
+pool.finish()
+"""
+
+
+def running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not os.path.exists("/proc"), reason="reads /proc")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_their_parent(how):
+    """Busy workers, whose environment never answers, end when their parent is killed."""
+    path = os.pathsep.join(sys.path)
+    shared = set(os.listdir("/dev/shm"))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    workers = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(workers) == 2 and all(map(running, workers))
+    parent.send_signal(how)
+    parent.wait(timeout=20)
+    deadline = time.monotonic() + 20
+    while any(map(running, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(running, workers))
+    assert not {name for name in set(os.listdir("/dev/shm")) - shared if "marginax" in name}

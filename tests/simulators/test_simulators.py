@@ -10,7 +10,8 @@ from marginax.simulators import Simulator, make
 
 NAMES = [
     "dm_control/cheetah-run",
-    "dm_control/walker-run",
+    "dm_control/reacher-easy",
+    "dm_control/lqr-lqr_2_1",
     "mujoco/cheetah-run",
     "mujoco/walker-run",
     "pybullet/HalfCheetah",

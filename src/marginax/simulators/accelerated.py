@@ -145,7 +145,7 @@ class HostSimulator:
         self._observation = np.array(observation)
         return self._observation.ravel()
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
+    def step(self, action: np.ndarray | np.integer | int) -> tuple[np.ndarray, float, bool, bool]:
         """One step."""
         given = np.asarray(action)
         if not np.isfinite(given).all():

@@ -63,6 +63,10 @@ class GymnasiumSimulator:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self._environment = gymnasium.make(name, disable_env_checker=True, **mode)
+        except TypeError as error:
+            if render and "render_mode" in str(error):
+                raise ValueError(f"{name!r} cannot be drawn: it does not accept render_mode") from error
+            raise
         except gymnasium.error.Error as error:
             raise ValueError(f"name must be a simulator or a Gymnasium id, got {name!r}: {error}") from error
         try:
@@ -124,7 +128,7 @@ class GymnasiumSimulator:
         observation, _ = self._environment.reset(seed=int(seed))
         return np.array(observation, np.float32)
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
+    def step(self, action: np.ndarray | np.integer | int) -> tuple[np.ndarray, float, bool, bool]:
         """One step of the environment, on a copy of the action; a discrete action is its index from 0."""
         if self.num_actions is not None:
             index = int(np.asarray(action).reshape(()))

@@ -41,20 +41,29 @@ def unpack(vector: np.ndarray, sizes: Sequence[int]) -> Layers:
     return layers
 
 
-def act(layers: Layers, observation: np.ndarray) -> np.ndarray:
-    """The deterministic action, in [-1, 1], of a network of ReLU layers with a tanh at the end.
+def outputs(layers: Layers, observation: np.ndarray) -> np.ndarray:
+    """What a network of ReLU layers says of an observation `[n]`, or of many, `[batch, n]`.
 
-    The observation is `[n]`, or `[batch, n]` for many at once.
+    For discrete actions these are the actions' values, and the best action is the first of the largest.
 
-    >>> layers = unpack(np.zeros(21, np.float32), [3, 4, 1])
-    >>> act(layers, np.ones(3, np.float32))
-    array([0.], dtype=float32)
+    >>> outputs(unpack(np.ones(21, np.float32), [3, 4, 1]), np.ones(3, np.float32))
+    array([17.], dtype=float32)
     """
     hidden = observation
     for weight, bias in layers[:-1]:
         hidden = np.maximum(hidden @ weight + bias, np.float32(0))
     weight, bias = layers[-1]
-    return np.tanh(hidden @ weight + bias)
+    return hidden @ weight + bias
+
+
+def act(layers: Layers, observation: np.ndarray) -> np.ndarray:
+    """The deterministic action, in [-1, 1], of a network of ReLU layers with a tanh at the end.
+
+    >>> layers = unpack(np.zeros(21, np.float32), [3, 4, 1])
+    >>> act(layers, np.ones(3, np.float32))
+    array([0.], dtype=float32)
+    """
+    return np.tanh(outputs(layers, observation))
 
 
 def to_bounds(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -13,20 +13,20 @@ repeated from the state at the block's start.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
+import dataclasses
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from marginax.engine import processes
 from marginax.simulators.policy import parameter_count, unpack
-from marginax.simulators.registry import make
+from marginax.simulators.registry import warn_if_resume_differs
 from marginax.simulators.rollout import Actor, AgentSpec, Transitions, evaluate, row_width
 
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _MAX_REPLACEMENTS = 3
 
 
@@ -51,9 +51,11 @@ class Pool:
 
     Args:
         specs: One for each agent; all simulators must have the same observation and action sizes.
-        sizes: Layer sizes of the policy network, from observation to action.
+        sizes: Layer sizes of the policy network, from the observation to the action, or to the values of discrete
+            actions.
         steps: Steps an agent plays in one block.
         workers: Number of processes; more than there are agents is the same as one each.
+        log: File to which everything is appended that environments print; by default it goes to standard error.
 
     >>> pool = Pool([AgentSpec("Pendulum-v1", seed=0)], sizes=[3, 8, 1], steps=4, workers=0)
     >>> pool.start(0, np.zeros((1, pool.parameter_count), np.float32))
@@ -62,27 +64,39 @@ class Pool:
     >>> pool.close()
     """
 
-    def __init__(self, specs: Sequence[AgentSpec], *, sizes: Sequence[int], steps: int, workers: int) -> None:
+    def __init__(
+        self,
+        specs: Sequence[AgentSpec],
+        *,
+        sizes: Sequence[int],
+        steps: int,
+        workers: int,
+        log: Path | None = None,
+    ) -> None:
         if not specs:
             raise ValueError("specs must name at least one agent")
         if steps < 1 or workers < 0:
             raise ValueError(f"steps must be positive and workers not negative, got {steps} and {workers}")
         self.specs, self.sizes, self.steps = list(specs), list(sizes), steps
-        probe = make(specs[0].simulator, 0)
+        probe = specs[0].make(0)
         self.observation_size, self.action_size = probe.observation_size, probe.action_size
+        outputs = probe.num_actions or probe.action_size
         probe.close()
-        if (sizes[0], sizes[-1]) != (self.observation_size, self.action_size):
+        if (sizes[0], sizes[-1]) != (self.observation_size, outputs):
             raise ValueError(
-                f"sizes must begin with {self.observation_size} and end with {self.action_size} "
+                f"sizes must begin with {self.observation_size} and end with {outputs} "
                 f"for {specs[0].simulator}, got {list(sizes)}"
             )
+        for name, allow_import in {(spec.simulator, spec.allow_import) for spec in specs}:
+            warn_if_resume_differs(name, allow_import)
         self.parameter_count = parameter_count(sizes)
         self.replaced = 0
         self.waited = 0.0  # seconds spent in `finish`
-        self._context = multiprocessing.get_context("spawn")
-        self._shape = (len(specs), self.parameter_count, steps, sizes[0], sizes[-1])
-        self._memory = self._context.RawArray("f", _Shared.words(*self._shape))
+        width = row_width(self.observation_size, self.action_size)
+        self._shape = (len(specs), self.parameter_count, steps, width)
+        self._memory = processes.SharedMemory(_Shared.size(*self._shape))
         self._shared = _Shared(self._memory, *self._shape)
+        self._log = log
         self._states: list[dict[str, Any]] = [{} for _ in specs]
         self._running: int | None = None
         self._outstanding: dict[tuple[int, int], int] = {}
@@ -93,23 +107,22 @@ class Pool:
         self._workers = [self._spawn(agents) for agents in owned]
 
     def _spawn(self, agents: list[int]) -> _Worker:
-        before = {name: os.environ.get(name) for name in _THREADS}
-        os.environ.update(dict.fromkeys(_THREADS, "1"))  # read by NumPy in the new process
-        try:
-            here, there = self._context.Pipe()
-            arguments = (there, self._memory, self._shape, self.specs, self.sizes, agents)
-            process = self._context.Process(target=_worker_main, args=arguments, daemon=True)
-            process.start()
-            there.close()
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-        states = {agent: self._states[agent] for agent in agents if self._states[agent]}
-        here.send(("state", states))
-        return _Worker(process, here, agents)
+        arguments = {
+            "specs": [dataclasses.asdict(spec) for spec in self.specs],
+            "sizes": self.sizes,
+            "shape": self._shape,
+            "agents": agents,
+        }
+        child = processes.start(
+            _worker_main,
+            arguments,
+            name=f"simulator {agents[0]}",
+            environment=_ONE_THREAD,
+            log=self._log,
+            memory=self._memory,
+        )
+        child.send({"do": "state", "states": {agent: self._states[agent] for agent in agents}})
+        return _Worker(child, agents)
 
     def start(self, index: int, parameters: np.ndarray) -> None:
         """Begin block number `index` with `parameters[agents, parameter_count]`; returns at once."""
@@ -120,7 +133,7 @@ class Pool:
         if self._local is None:
             for worker in self._workers:
                 worker.busy = True
-                self._send(worker, ("block", index))
+                worker.child.send({"do": "block", "index": index})
 
     def finish(self) -> Transitions:
         """Wait for the block in work; its rows are `[agents, steps, width]`, copied."""
@@ -155,7 +168,7 @@ class Pool:
                 continue
             self._outstanding[agent, index] = episodes
             worker = next(w for w in self._workers if agent in w.agents)
-            self._send(worker, ("evaluate", agent, index, episodes))
+            worker.child.send({"do": "evaluate", "agent": agent, "index": index, "episodes": episodes})
 
     def evaluations(self, *, wait_for_all: bool = False) -> list[Evaluation]:
         """Evaluations that came in since the last call, on request after waiting for all that are queued."""
@@ -182,12 +195,13 @@ class Pool:
         if self._local is not None:
             self._local.set_states(dict(enumerate(self._states)))
         for worker in self._workers:
-            self._send(worker, ("state", {agent: self._states[agent] for agent in worker.agents}))
+            worker.child.send(
+                {"do": "state", "states": {agent: self._states[agent] for agent in worker.agents}}
+            )
 
     def close(self) -> None:
         """End all workers."""
-        for worker in self._workers:
-            worker.stop()
+        processes.stop([worker.child for worker in self._workers])
         self._workers = []
 
     def __enter__(self) -> Pool:
@@ -196,79 +210,61 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _send(self, worker: _Worker, message: tuple) -> None:
-        try:
-            worker.connection.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            self._replace(worker)
-
     def _receive(self, *, block: bool) -> None:
-        ready = wait([worker.connection for worker in self._workers], timeout=60.0 if block else 0.0)
-        for worker in [worker for worker in self._workers if worker.connection in ready]:
-            rest: list[Any]
+        ready = processes.wait([worker.child for worker in self._workers], 60.0 if block else 0.0)
+        for worker in [worker for worker in self._workers if worker.child in ready]:
             try:
-                kind, *rest = worker.connection.recv()
-            except (EOFError, ConnectionResetError):
-                self._replace(worker)
+                message = worker.child.receive()
+            except processes.ProcessDied as error:
+                self._replace(worker, error)
                 continue
-            if kind == "block":
-                (states,) = rest
-                for agent, state in states.items():
-                    self._states[agent] = state
+            except processes.ProcessFailed as error:
+                raise WorkerDied(f"simulation failed for agents {worker.agents}: {error}") from None
+            if "states" in message:
+                for agent, state in message["states"].items():
+                    self._states[int(agent)] = state
                 worker.busy = False
-            elif kind == "evaluation":
-                agent, index, returns = rest
-                if self._outstanding.pop((agent, index), None) is not None:
-                    self._evaluations.append(Evaluation(agent, index, returns))
-            else:
-                raise WorkerDied(f"simulation failed for agents {worker.agents}: {rest[0]}")
+            elif self._outstanding.pop((message["agent"], message["index"]), None) is not None:
+                self._evaluations.append(Evaluation(message["agent"], message["index"], message["returns"]))
 
-    def _replace(self, worker: _Worker) -> None:
+    def _replace(self, worker: _Worker, error: processes.ProcessDied) -> None:
         """Put a fresh process in a dead one's place, and repeat what it had not finished."""
         self.replaced += 1
-        code = worker.process.exitcode
-        worker.stop()
         if self.replaced > _MAX_REPLACEMENTS * len(self._workers):
-            raise WorkerDied(f"workers died {self.replaced} times, last with exit code {code}: giving up")
+            raise WorkerDied(f"workers died {self.replaced} times, giving up: {error}")
         fresh = self._spawn(worker.agents)
         fresh.busy = worker.busy
         self._workers[self._workers.index(worker)] = fresh
         if fresh.busy:
-            fresh.connection.send(("block", self._running))
+            fresh.child.send({"do": "block", "index": self._running})
         for (agent, index), episodes in self._outstanding.items():
             if agent in fresh.agents:
-                fresh.connection.send(("evaluate", agent, index, episodes))
+                fresh.child.send({"do": "evaluate", "agent": agent, "index": index, "episodes": episodes})
 
 
+@dataclasses.dataclass
 class _Worker:
-    """A process, the pipe to it, and the agents it acts for."""
+    """A process, the agents it acts for, and whether it owes a block."""
 
-    def __init__(self, process: Any, connection: Connection, agents: list[int]) -> None:
-        self.process, self.connection, self.agents = process, connection, agents
-        self.busy = False
-
-    def stop(self) -> None:
-        self.connection.close()
-        self.process.join(timeout=0.5)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+    child: processes.Child
+    agents: list[int]
+    busy: bool = False
 
 
 class _Shared:
     """Parameters to act with and to evaluate, `[agents, n]`, and rows `[agents, steps, width]`, in shared memory."""
 
     def __init__(
-        self, memory: Any, agents: int, parameters: int, steps: int, inputs: int, outputs: int
+        self, memory: processes.SharedMemory, agents: int, parameters: int, steps: int, width: int
     ) -> None:
-        words = np.frombuffer(memory, np.float32)
+        words = memory.array(np.float32)
         both = words[: 2 * agents * parameters].reshape(2, agents, parameters)
         self.parameters, self.evaluated = both
-        self.rows = words[2 * agents * parameters :].reshape(agents, steps, row_width(inputs, outputs))
+        self.rows = words[2 * agents * parameters :].reshape(agents, steps, width)
 
     @staticmethod
-    def words(agents: int, parameters: int, steps: int, inputs: int, outputs: int) -> int:
-        return agents * (2 * parameters + steps * row_width(inputs, outputs))
+    def size(agents: int, parameters: int, steps: int, width: int) -> int:
+        return 4 * agents * (2 * parameters + steps * width)
 
 
 class _Local:
@@ -298,36 +294,34 @@ class _Local:
 
 
 def _worker_main(
-    connection: Connection,
-    memory: Any,
-    shape: tuple[int, ...],
-    specs: Sequence[AgentSpec],
-    sizes: Sequence[int],
-    agents: Sequence[int],
+    channel: processes.Channel,
+    specs: list[dict[str, Any]],
+    sizes: list[int],
+    shape: list[int],
+    agents: list[int],
 ) -> None:
     """A worker's whole life: blocks first, evaluations in slices whenever no message waits."""
-    try:
-        local = _Local(specs, sizes, agents, _Shared(memory, *shape))
-        jobs: list[tuple[int, int, Any]] = []
-        while True:
-            if jobs and not connection.poll():
-                agent, index, job = jobs[0]
-                returns = next(job)
-                if returns is not None:
-                    jobs.pop(0)
-                    connection.send(("evaluation", agent, index, returns))
-                continue
-            kind, *rest = connection.recv()
-            if kind == "block":
-                local.block(rest[0])
-                connection.send(("block", {agent: local.actors[agent].get_state() for agent in agents}))
-            elif kind == "state":
-                local.set_states(rest[0])
-            else:
-                agent, index, episodes = rest
-                layers = unpack(local.shared.evaluated[agent], sizes)
-                jobs.append((agent, index, evaluate(specs[agent], layers, index, episodes)))
-    except (EOFError, KeyboardInterrupt, BrokenPipeError):
-        return
-    except Exception as error:
-        connection.send(("error", f"{type(error).__name__}: {error}"))
+    assert channel.memory is not None
+    local = _Local([AgentSpec(**spec) for spec in specs], sizes, agents, _Shared(channel.memory, *shape))
+    jobs: list[tuple[int, int, Any]] = []
+    while True:
+        if jobs and not channel.poll():
+            agent, index, job = jobs[0]
+            returns = next(job)
+            if returns is not None:
+                jobs.pop(0)
+                channel.send({"agent": agent, "index": index, "returns": returns})
+            continue
+        try:
+            message = channel.receive()
+        except EOFError:
+            return
+        if message["do"] == "block":
+            local.block(message["index"])
+            channel.send({"states": {agent: local.actors[agent].get_state() for agent in agents}})
+        elif message["do"] == "state":
+            local.set_states({int(agent): state for agent, state in message["states"].items()})
+        else:
+            agent, index = message["agent"], message["index"]
+            layers = unpack(local.shared.evaluated[agent], sizes)
+            jobs.append((agent, index, evaluate(local.specs[agent], layers, index, message["episodes"])))

@@ -46,8 +46,8 @@ class Simulator(Protocol):
     def reset(self) -> np.ndarray:
         """Start an episode; returns its first observation, float32."""
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
-        """Apply an action; returns (observation, reward, terminated, truncated)."""
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
+        """Apply an action, a vector or the index of a discrete one; returns (observation, reward, terminated, truncated)."""
 
     def get_state(self) -> dict[str, Any]:
         """The whole state as a dictionary of arrays and integers."""

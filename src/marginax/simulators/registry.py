@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from functools import lru_cache, partial
 
 import numpy as np
 
 from marginax.simulators.accelerated import HostSimulator
 from marginax.simulators.dm_control import SuiteSimulator
-from marginax.simulators.gymnasium import GymnasiumSimulator, pybullet_id
+from marginax.simulators.gymnasium import GymnasiumSimulator, pybullet_id, resumes_exactly
 from marginax.simulators.mujoco_tasks import mujoco_task
 from marginax.simulators.protocol import Simulator
 
@@ -69,3 +71,33 @@ def make(name: str, seed: int, *, allow_import: bool = False, render: bool = Fal
     return GymnasiumSimulator(
         pybullet_id(task) if family == "pybullet" and task else name, seed, render=render
     )
+
+
+def check_actions(name: str, simulator: Simulator, *, discrete: bool, command: str = "") -> None:
+    """Refuse a simulator whose actions an agent cannot choose, and name the command that can.
+
+    >>> check_actions("Pendulum-v1", make("Pendulum-v1", seed=0), discrete=True, command="marginax train Pendulum-v1")
+    Traceback (most recent call last):
+        ...
+    ValueError: 'Pendulum-v1' has actions in a box, but this agent needs discrete actions: use marginax train Pendulum-v1
+    """
+    if discrete == (simulator.num_actions is not None):
+        return
+    kinds = "actions in a box", f"{simulator.num_actions} discrete actions"
+    has, needs = (kinds[0], "discrete actions") if discrete else (kinds[1], kinds[0])
+    hint = f": use {command}" if command else ""
+    raise ValueError(f"{name!r} has {has}, but this agent needs {needs}{hint}")
+
+
+@lru_cache(maxsize=64)
+def warn_if_resume_differs(name: str, allow_import: bool = False) -> None:
+    """Try a checkpoint of a Gymnasium environment, once per name, and warn if its state cannot be captured."""
+    maker = partial(make, allow_import=allow_import)
+    probe = maker(name, 0)
+    probe.close()
+    if isinstance(probe, GymnasiumSimulator) and not resumes_exactly(name, maker):
+        warnings.warn(
+            f"{name!r} keeps state that is no plain data (or draws from a generator that its seed does not reach): "
+            "training works, but a resumed run will differ from an uninterrupted one",
+            stacklevel=3,
+        )

@@ -7,15 +7,17 @@ does not depend on which process plays it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from marginax.simulators.policy import Layers, act, to_bounds
+from marginax.simulators.policy import Layers, act, outputs, to_bounds
+from marginax.simulators.protocol import Simulator
 from marginax.simulators.registry import make
 
+_Choose = Callable[[int, np.ndarray], Any]  # step of the block, observation -> action
 _NOISE, _EVALUATION, _TRAINING = 0, 1, 2  # streams drawn from one seed
 
 
@@ -27,7 +29,10 @@ class AgentSpec:
         simulator: Name for [`make`][marginax.simulators.make].
         seed: Seed of the simulator and of the exploration noise.
         noise: Standard deviation of the exploration noise, for actions scaled to [-1, 1].
-        random_steps: First steps, drawn uniformly from the action box.
+        random_steps: First steps, drawn uniformly from the action box or the discrete actions.
+        epsilon: For discrete actions: probability with which exploration draws an action uniformly.
+        epsilon_steps: For discrete actions: steps over which that probability falls from 1 to `epsilon`.
+        allow_import: Accept a simulator `module:Id`, as [`make`][marginax.simulators.make] does.
 
     >>> AgentSpec("Pendulum-v1", seed=0).noise
     0.1
@@ -37,16 +42,24 @@ class AgentSpec:
     seed: int
     noise: float = 0.1
     random_steps: int = 10_000
+    epsilon: float = 0.05
+    epsilon_steps: int = 0
+    allow_import: bool = False
+
+    def make(self, seed: int) -> Simulator:
+        """A simulator of this agent's kind."""
+        return make(self.simulator, seed, allow_import=self.allow_import)
 
 
 class Transitions:
     """Consecutive transitions as packed float32 rows `[…, steps, width]`, and their columns as views.
 
     A row holds the observation, the action, the reward, whether the step ended the episode, whether the time
-    limit cut it off, the action's log-density under the behaviour policy, and the true successor.
+    limit cut it off, the action's log-density (or log-probability) under the behaviour policy, and the true successor.
 
     Actions are scaled to [-1, 1] and kept as they were drawn, before clipping; so is their density: that of
-    the Gaussian around the policy's output, or of the uniform law in the random first steps.
+    the Gaussian around the policy's output, or of the uniform law in the random first steps. A discrete action is
+    one number, its index, and has the probability that the ε-greedy policy gave it.
 
     >>> block = Transitions(np.zeros((50, row_width(3, 1)), np.float32), 3)
     >>> block.observations.shape, block.actions.shape, block.rewards.shape
@@ -88,14 +101,29 @@ class Actor:
     def __init__(self, spec: AgentSpec) -> None:
         self.spec = spec
         seed = np.random.SeedSequence((spec.seed, _TRAINING)).generate_state(1)[0]
-        self.simulator = make(spec.simulator, int(seed))
+        self.simulator = spec.make(int(seed))
         self._observation: np.ndarray | None = None
 
     def play(self, index: int, layers: Layers, out: Transitions) -> None:
         """Play block number `index` with the given policy and write it to `out` (rows `[steps, width]`)."""
+        steps, simulator = len(out.rows), self.simulator
+        explore = self._gaussian if simulator.num_actions is None else self._epsilon_greedy
+        choose = explore(index, steps, layers, out)
+        observation = simulator.reset() if self._observation is None else self._observation
+        for t in range(steps):
+            out.observations[t] = observation
+            observation, out.rewards[t], terminated, truncated = simulator.step(choose(t, observation))
+            out.next_observations[t] = observation
+            out.terminated[t] = terminated
+            out.truncated[t] = truncated and not terminated
+            if terminated or truncated:
+                observation = simulator.reset()
+        self._observation = observation
+
+    def _gaussian(self, index: int, steps: int, layers: Layers, out: Transitions) -> _Choose:
+        """The policy with Gaussian noise, uniform at first; actions in the simulator's bounds."""
         simulator, size = self.simulator, self.simulator.action_size
         low, high = simulator.action_low, simulator.action_high
-        steps = len(out.rows)
         random = max(0, min(steps, self.spec.random_steps - index * steps))
         generator = np.random.default_rng((self.spec.seed, _NOISE, index))
         normal = generator.standard_normal((steps, size), np.float32)
@@ -104,18 +132,38 @@ class Actor:
         constant = size * math.log(self.spec.noise * math.sqrt(2 * math.pi))
         out.log_behaviour[:random] = -size * math.log(2)
         out.log_behaviour[random:] = -0.5 * np.sum(normal[random:] ** 2, axis=-1) - constant
-        observation = simulator.reset() if self._observation is None else self._observation
-        for t in range(steps):
-            out.observations[t] = observation
+
+        def choose(t: int, observation: np.ndarray) -> np.ndarray:
             action = uniform[t] if t < random else act(layers, observation) + noise[t]
             out.actions[t] = action
-            observation, out.rewards[t], terminated, truncated = simulator.step(to_bounds(action, low, high))
-            out.next_observations[t] = observation
-            out.terminated[t] = terminated
-            out.truncated[t] = truncated and not terminated
-            if terminated or truncated:
-                observation = simulator.reset()
-        self._observation = observation
+            return to_bounds(action, low, high)
+
+        return choose
+
+    def _epsilon_greedy(self, index: int, steps: int, layers: Layers, out: Transitions) -> _Choose:
+        """The best action by the network's values, or with probability ε any."""
+        spec, count = self.spec, self.simulator.num_actions
+        assert count is not None
+        if len(layers[-1][1]) != count:
+            raise ValueError(
+                f"{spec.simulator} has {count} discrete actions, but the policy has {len(layers[-1][1])} outputs: "
+                "an agent for discrete actions is needed"
+            )
+        generator = np.random.default_rng((spec.seed, _NOISE, index))
+        uniform, drawn = generator.random(steps), generator.integers(count, size=steps)
+        number = index * steps + np.arange(steps)
+        falling = 1 - (1 - spec.epsilon) * number / max(spec.epsilon_steps, 1)
+        epsilon = np.where(number < spec.epsilon_steps, falling, spec.epsilon)
+        epsilon[number < spec.random_steps] = 1.0
+
+        def choose(t: int, observation: np.ndarray) -> np.integer:
+            greedy = np.argmax(outputs(layers, observation))
+            action = drawn[t] if uniform[t] < epsilon[t] else greedy
+            out.actions[t] = action
+            out.log_behaviour[t] = math.log(epsilon[t] / count + (1 - epsilon[t]) * (action == greedy))
+            return action
+
+        return choose
 
     def get_state(self) -> dict[str, Any]:
         """The simulator's state and the observation the next action answers to."""
@@ -148,14 +196,17 @@ def evaluate(
     seeds = np.random.SeedSequence((spec.seed, _EVALUATION, index)).generate_state(episodes)
     simulators, starts = [], []
     for seed in seeds:
-        simulators.append(make(spec.simulator, int(seed)))
+        simulators.append(spec.make(int(seed)))
         starts.append(simulators[-1].reset())
         yield None
     low, high = simulators[0].action_low, simulators[0].action_high
     observations = np.stack(starts)
     returns, alive = np.zeros(episodes), np.ones(episodes, bool)
     for step in range(simulators[0].time_limit):
-        actions = to_bounds(act(layers, observations), low, high)
+        if simulators[0].num_actions is None:
+            actions = to_bounds(act(layers, observations), low, high)
+        else:
+            actions = np.argmax(outputs(layers, observations), axis=-1)
         for i in np.flatnonzero(alive):
             observations[i], reward, terminated, truncated = simulators[i].step(actions[i])
             returns[i] += reward
