@@ -2,6 +2,10 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -39,17 +43,17 @@ def test_evaluate_writes_table_json_and_page(files, capsys):
     assert "certainty-equivalence" in printed
     assert "truncated" in printed
     result = json.loads((files / "report" / "evaluation.json").read_text())
-    assert len(result["answers"]) == 10
+    assert len(result["answers"]) == 14
     assert result["settings"]["discount"] == 0.9
     low, high = (result["answers"]["certainty-equivalence"]["interval"][k] for k in ("low", "high"))
     assert low < result["answers"]["certainty-equivalence"]["value"] < high
     page = (files / "report" / "evaluation.html").read_text()
-    assert page.count("data:image/png;base64,") == 3
+    assert page.count("data:image/png;base64,") == 3  # returns are left out: truncation hides a part
     assert not re.search(r'(src|href)="(?!data:|#)', page)  # nothing is loaded from elsewhere
     for name in ("estimates.csv", "estimates.pdf", "weights.png", "overlap.png"):
         assert (files / "report" / name).stat().st_size > 0
     lines = (files / "report" / "estimates.csv").read_text().splitlines()
-    assert len(lines) == 12  # a header, ten estimators, the log's own return
+    assert len(lines) == 16  # a header, fourteen estimators, the log's own return
 
 
 @pytest.mark.parametrize(
@@ -58,7 +62,7 @@ def test_evaluate_writes_table_json_and_page(files, capsys):
         ({"data": "nowhere.csv"}, "there is no file"),
         ({"policy": "nowhere.npy"}, "there is no policy file"),
         ({"discount": "1.5"}, "discount must lie in"),
-        ({"estimators": "magic"}, "unknown estimator 'magic'"),
+        ({"estimators": "sorcery"}, "unknown estimator 'sorcery'"),
         ({"out": "log.csv/inside"}, "cannot write to the folder"),
     ],
 )
@@ -106,3 +110,97 @@ def test_observations_and_a_function_from_the_command_line(tmp_path, monkeypatch
     assert result["settings"]["behaviour"] == "estimated"
     assert set(result["answers"]) == {"per-decision-is", "certainty-equivalence"}
     assert "estimated" in capsys.readouterr().out
+
+
+def test_several_policies_are_ranked_on_one_page(files, capsys):
+    np.save(files / "other.npy", np.full((5, 3), 1 / 3))
+    words = [
+        "evaluate",
+        str(files / "log.csv"),
+        "--discount",
+        "0.9",
+        "--out",
+        str(files / "both"),
+        "--policy",
+    ]
+    names = ["--estimators", "weighted-doubly-robust", "certainty-equivalence"]
+    assert cli.main([*words, str(files / "pi.npy"), str(files / "other.npy"), *names]) == 0
+    assert "2 policies" in capsys.readouterr().out
+    result = json.loads((files / "both" / "evaluation.json").read_text())
+    assert set(result) == {"policies", "ranking"}
+    assert set(result["policies"]) == {"pi.npy", "other.npy"}
+    alone = files / "alone"
+    assert cli.main([*words[:4], "--out", str(alone), "--policy", str(files / "pi.npy"), *names]) == 0
+    assert json.loads((alone / "evaluation.json").read_text()) == result["policies"]["pi.npy"]
+    difference = result["ranking"]["differences"][0]
+    values = {
+        name: one["answers"][one["verdict"]["estimator"]]["value"] for name, one in result["policies"].items()
+    }
+    expected = values[difference["first"]] - values[difference["second"]]
+    np.testing.assert_allclose(difference["value"], expected)
+    assert "Ranking" in (files / "both" / "evaluation.html").read_text()
+
+
+def test_labels_are_encoded_and_the_encoding_can_be_given_again(files, capsys):
+    text = (files / "log.csv").read_text().splitlines()
+    header = text[0].replace('"', "").split(",")
+    places = [header.index(name) for name in ("state", "action", "next_state")]
+    lines = [",".join(header)]
+    for line in text[1:]:
+        cells = line.split(",")
+        for place, stem in zip(places, ("room ", "go ", "room "), strict=True):
+            cells[place] = stem + cells[place]
+        lines.append(",".join(cells))
+    (files / "words.csv").write_text("\n".join(lines))
+    names = ["--discount", "0.9", "--estimators", "certainty-equivalence"]
+    policy = ["--policy", str(files / "pi.npy")]
+    found = []
+    for data, more in (
+        ("log.csv", []),
+        ("words.csv", []),
+        ("words.csv", ["--encoding", str(files / "1/encoding.json")]),
+    ):
+        out = files / str(len(found))
+        assert cli.main(["evaluate", str(files / data), *policy, *names, *more, "--out", str(out)]) == 0
+        found.append(json.loads((out / "evaluation.json").read_text())["answers"])
+    assert found[0] == found[1] == found[2]
+    assert json.loads((files / "1" / "encoding.json").read_text())["action"] == ["go 0", "go 1", "go 2"]
+    (files / "short.json").write_text('{"state": ["room 0"], "action": ["go 0", "go 1", "go 2"]}')
+    words = ["evaluate", str(files / "words.csv"), *policy, "--encoding", str(files / "short.json")]
+    assert cli.main(words) == 2
+    assert "the encoding has no state 'room 1'" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_noticed_before_any_work(files, capsys):
+    assert (
+        cli.main(["evaluate", "no such data", "--policy", "none", "--out", str(files / "log.csv" / "x")]) == 2
+    )
+    assert "cannot write to the folder" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_at_once(files):
+    """In the middle of reading, compiling or computing: status 130 within two seconds."""
+    words = [
+        sys.executable,
+        "-m",
+        "marginax",
+        "evaluate",
+        str(files / "log.csv"),
+        "--policy",
+        str(files / "pi.npy"),
+    ]
+    for pause in (3.0, 4.0, 5.0):
+        process = subprocess.Popen(
+            [*words, "--discount", "0.9"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+        time.sleep(pause)
+        if process.poll() is not None:
+            continue  # it was quicker
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        error = process.communicate(timeout=20)[1].decode()
+        assert process.returncode == 130
+        assert "interrupted" in error
+        assert "Traceback" not in error
+        assert time.monotonic() - begin < 10  # two seconds on an idle machine

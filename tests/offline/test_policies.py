@@ -29,8 +29,8 @@ def case(tmp_path):
     return path, pi, log
 
 
-def values(path, policy):
-    answers = evaluate(path, policy, discount=GAMMA, estimators=NAMES).answers
+def values(path, policy, kind=None):
+    answers = evaluate(path, policy, discount=GAMMA, estimators=NAMES, policy_kind=kind).answers
     return [answers[name].value for name in NAMES]
 
 
@@ -50,7 +50,8 @@ def test_every_form_of_a_policy_gives_the_same_answers(case, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     names = ("pi.npy", "pi.csv", "rows.npy", "rows.parquet", "taken.npy")
     for form in (*(str(tmp_path / name) for name in names), "my_policies:target", lambda x: pi[x]):
-        np.testing.assert_allclose(values(path, form), expected, rtol=1e-6, err_msg=str(form))
+        kind = "rows" if "rows" in str(form) else None
+        np.testing.assert_allclose(values(path, form, kind), expected, rtol=1e-6, err_msg=str(form))
 
 
 def test_a_saved_agent_is_a_gaussian_around_its_actor(tmp_path):
@@ -102,9 +103,7 @@ def test_broken_files_and_names_are_refused(case, tmp_path):
     with pytest.raises(ValueError, match="not a table of numbers"):
         load_policy(tmp_path / "words.csv")
     np.save(tmp_path / "short.npy", np.full(3, 0.5))
-    with pytest.raises(
-        ValueError, match=r"3 rows of probabilities, and the log has more: episode \d+, step \d+ has"
-    ):
+    with pytest.raises(ValueError, match=r"short.npy has 3 rows of probabilities, and the log has \d+ rows"):
         evaluate(path, str(tmp_path / "short.npy"), discount=GAMMA)
     with pytest.raises(ValueError, match=r"state \d is outside the policy's table, which has 2 states"):
         evaluate(path, pi[:2], discount=GAMMA)
@@ -171,8 +170,11 @@ def test_behaviour_may_be_estimated_or_given(case):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"discount": 1.0}, "discount must lie in"),
-        ({"estimators": ["magic"]}, "unknown estimator 'magic'"),
+        ({"discount": 1.5}, "discount must lie in"),
+        ({"horizon": 0}, "horizon must be"),
+        ({"engine": "ray"}, "engine must be 'local'"),
+        ({"policy_kind": "guess"}, "policy_kind must be table or rows"),
+        ({"estimators": ["sorcery"]}, "unknown estimator 'sorcery'"),
         ({"behaviour": "guess"}, "behaviour must be auto, logged, estimated"),
         ({"behaviour": np.ones((2, 2)) / 2}, r"behaviour must have shape \(5, 3\)"),
         ({"reward_range": (0.0, 0.1)}, "does not contain the log's rewards"),
@@ -190,5 +192,52 @@ def test_a_single_episode_is_refused():
 
     log = Log.from_episodes([{"states": [0, 0], "actions": [0], "rewards": [1.0], "terminal": True}])
     with pytest.raises(ValueError, match="single episode"):
-        evaluate(log, [[1.0]])
+        evaluate(log, [[1.0]], policy_kind="table")
     assert len(open_data(log).read()) == 1
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_rows_and_tables_are_never_mixed_up(case, tmp_path, suffix):
+    """An array with as many rows as the log could be either: we ask. Everywhere else the shape decides."""
+    path, pi, log = case
+    if suffix == "csv":
+        import pyarrow.csv as csv
+
+        csv.write_csv(pq.read_table(path), tmp_path / "log.csv")
+        path = tmp_path / "log.csv"
+    rows = tmp_path / "rows.npy"
+    np.save(rows, pi[log.states])
+    with pytest.raises(ValueError, match=r"as many as the log: .*--policy-kind table, or --policy-kind rows"):
+        values(path, str(rows))
+    np.testing.assert_allclose(values(path, str(rows), "rows"), values(path, pi), rtol=1e-6)
+    np.save(rows, np.concatenate([pi[log.states], pi[:1]]))
+    with pytest.raises(
+        ValueError, match=f"has {len(log) + 1} rows of probabilities, and the log has {len(log)} rows"
+    ):
+        values(path, str(rows), "rows")
+    table = np.concatenate([pi, np.full((len(log) - 5, 3), 1 / 3)])  # as many states as the log has rows
+    with pytest.raises(ValueError, match="as many as the log"):
+        values(path, table)
+    np.testing.assert_allclose(values(path, table, "table"), values(path, pi), rtol=1e-6)
+
+
+def test_row_probabilities_above_one_are_refused(case, tmp_path):
+    path, pi, log = case
+    taken = pi[log.states, log.actions]
+    taken[7] = 1.7
+    np.save(tmp_path / "taken.npy", taken)
+    with pytest.raises(
+        ValueError, match=r"episode \d+, step \d+: the policy taken.npy gives probability 1.7, above 1"
+    ):
+        values(path, str(tmp_path / "taken.npy"))
+
+
+def test_a_policy_that_raises_is_named_with_its_last_line(case, tmp_path, monkeypatch):
+    path, _, _ = case
+    (tmp_path / "broken_policies.py").write_text("def f(x):\n    return x['missing']\n")
+    (tmp_path / "worse_policies.py").write_text("def f(x:\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="the policy broken_policies:f raised IndexError: only integers"):
+        evaluate(path, "broken_policies:f", discount=GAMMA)
+    with pytest.raises(ValueError, match="cannot import 'worse_policies': SyntaxError"):
+        evaluate(path, "worse_policies:f", discount=GAMMA)

@@ -158,9 +158,9 @@ def test_broken_files_are_refused_with_episode_and_step(tmp_path, case):
     ("change", "message"),
     [
         ({"states": [0]}, "episode 0: 1 observations for 3 steps; expected 3 or 4"),
-        ({"actions": [0]}, "episode 0: 1 actions for 3 rewards"),
+        ({"actions": [0]}, "episode 0: 1 actions for 3 steps"),
         ({"rewards": [], "actions": [], "states": [0]}, "episode 0: it has no steps"),
-        ({"behaviour": [0.5]}, "episode 0: 1 behaviour for 3 rewards"),
+        ({"behaviour": [0.5]}, "episode 0: 1 behaviour for 3 steps"),
         ({"rewards": [0.0, np.inf, 1.0]}, "episode 0, step 1: reward inf"),
     ],
 )

@@ -5,6 +5,7 @@ from marginax.offline.networks import Training
 from marginax.offline.page import write_report
 from marginax.offline.pipeline import evaluate
 from marginax.offline.policies import load_policy
+from marginax.offline.ranking import Ranking
 from marginax.offline.results import ESTIMATORS, Answer, Evaluation, Verdict, concentration
 from marginax.offline.sources import open_data
 from marginax.statistics import Interval
@@ -15,6 +16,7 @@ __all__ = [
     "Evaluation",
     "Interval",
     "Log",
+    "Ranking",
     "Training",
     "Verdict",
     "concentration",

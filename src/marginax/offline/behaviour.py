@@ -106,11 +106,26 @@ class Behaviour:
         chance: [N] probability or density of the logged actions.
         calibration: on held-out episodes.
         support: share of π's actions that the behaviour policy hardly ever takes, at each row [N].
+        held: [N] rows of the episodes that were kept for calibration.
     """
 
     chance: np.ndarray
     calibration: Calibration
     support: np.ndarray
+    held: np.ndarray
+
+    def doubts(self, logged: np.ndarray, offsets: np.ndarray) -> float:
+        """How many standard errors the fitted policy explains the held-out actions better than the logged probabilities do.
+
+        Right probabilities have the largest expected likelihood of all, so that nothing fitted beats them but by chance.
+        """
+        gain = np.where(self.held, np.log(np.maximum(self.chance, 1e-300)) - np.log(logged), 0.0)
+        by_episode = np.add.reduceat(gain, offsets[:-1])
+        some = np.add.reduceat(self.held, offsets[:-1]) > 0
+        if some.sum() < 5:
+            return 0.0
+        total, spread = float(by_episode[some].sum()), float(by_episode[some].std(ddof=1))
+        return total / max(spread * np.sqrt(some.sum()), 1e-12)
 
 
 def fit_behaviour(pairs: Pairs, seed: int, training: Training) -> Behaviour:
@@ -138,6 +153,7 @@ def fit_behaviour(pairs: Pairs, seed: int, training: Training) -> Behaviour:
         chance=np.exp(logs - pairs.log_volume),
         calibration=_calibrate(outputs[check], pairs.actions[check], pairs.discrete),
         support=_unsupported(ahead, following, pairs.discrete, float(np.quantile(logs, 0.002))),
+        held=check,
     )
 
 

@@ -13,7 +13,7 @@ when their functions are tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,15 @@ from marginax.offline.results import Estimate, Influence
 from marginax.weights.empirical import EmpiricalMDP
 
 DENSE_LIMIT = 300  # states up to which a dense solve is the faster one
+ENDLESS = (
+    "without a discount every state must reach an end under the policy, and in the counts of this log some never do: give a "
+    "horizon or a discount below 1"
+)
 FOLDS = 2  # episodes are split by their number for cross-fitting: doubly robust never meets its own data
+
+
+class Endless(ValueError):
+    """Without a discount and a horizon, a process that never ends has no value."""
 
 
 class Counts:
@@ -113,6 +121,104 @@ class Counts:
             raise ValueError("behaviour probabilities are present in one part of the log and not in another")
 
 
+class Layers:
+    """Values V_h and discounted visits d_h of a process on states, one layer for each step h, or one for all steps.
+
+    Args:
+        kernel: [S, S] CSR; rows sum to at most 1. What is missing has ended, or has left (`leave`).
+        rewards: [S] mean reward.
+        leave: [S] probability of leaving what the log has seen; it earns the default value, the mean over `visits`.
+        starts: [S] distribution of the first state.
+        visits: [S] visits of the log.
+        discount: γ.
+        horizon: number of steps whose rewards count; None for all.
+
+    Attributes:
+        v: [H + 1, S]; without a horizon both entries are the same.
+        d: [H, S]; the only entry is the sum over all steps if there is no horizon.
+        default: [H] value of what was never seen.
+        unsupported: discounted probability of leaving.
+    """
+
+    def __init__(
+        self,
+        kernel: sp.csr_array,
+        rewards: np.ndarray,
+        leave: np.ndarray,
+        starts: np.ndarray,
+        visits: np.ndarray,
+        discount: float,
+        horizon: int | None = None,
+    ) -> None:
+        self.discount, size = discount, len(rewards)
+        total = float(visits.sum())
+        if horizon is None:
+            if discount == 1 and not _ends(kernel):
+                raise Endless(ENDLESS)
+            resolvent = Resolvent(kernel.toarray() if size <= DENSE_LIMIT else kernel, discount)
+            v0, out = resolvent(np.stack([rewards, leave], axis=1)).T
+            stays = float(visits @ (1.0 - out))
+            default = float(visits @ v0) / stays if stays > 1e-9 * total else 0.0
+            v = v0 + out * default
+            self.v, self.default = np.stack([v, v]), np.array([default])
+            self.d = resolvent.transposed(starts)[None]
+            self.unsupported = float(starts @ out)
+            return
+        stays = float(visits @ (1.0 - leave))
+        self.v, self.d = np.zeros((horizon + 1, size)), np.empty((horizon, size))
+        self.default = np.zeros(horizon)
+        for h in reversed(range(horizon)):
+            v0 = rewards + discount * (kernel @ self.v[h + 1])
+            self.default[h] = float(visits @ v0) / stays if stays > 1e-9 * total else 0.0
+            self.v[h] = v0 + leave * self.default[h]
+        transposed, d = sp.csr_array(kernel.T), starts
+        for h in range(horizon):
+            self.d[h] = d
+            d = discount * (transposed @ d)
+        self.unsupported = float((self.d @ leave).sum())
+
+
+class WeightedErrors:
+    """Σ_h w_h(c) (r + γV_{h+1}(x') - U_h(c)) of transitions from cells c (pairs or states) of a log.
+
+    With one layer it is w (r + γV(x') - U). With several, the sums over h are tables of cells and of the successors that the log
+    has seen, made once.
+
+    Args:
+        weights: [H, C] w.
+        here: [H, C] U.
+        v: [H + 1, S] V.
+        successors: [C, S] CSR, positive where the log has such a transition.
+        discount: γ.
+    """
+
+    def __init__(
+        self, weights: np.ndarray, here: np.ndarray, v: np.ndarray, successors: Any, discount: float
+    ) -> None:
+        self.weights, self.discount, self.layers = weights.sum(axis=0), discount, len(weights)
+        self.here, self.v = here[0], v[0]
+        if self.layers > 1:
+            table = sp.csr_array(successors)
+            table.sort_indices()
+            cell = np.repeat(np.arange(table.shape[0]), np.diff(table.indptr))
+            self.keys = cell * table.shape[1] + table.indices.astype(np.int64)
+            self.ahead = np.zeros(table.nnz)
+            for w, after in zip(weights, v[1:], strict=True):
+                self.ahead += discount * w[cell] * after[table.indices]
+            self.here = (weights * here).sum(axis=0)
+
+    def __call__(self, log: Log, cells: np.ndarray) -> np.ndarray:
+        """[N] for each row of a log."""
+        following = np.where(log.terminal, 0, log.next_states)
+        if self.layers == 1:
+            ahead = self.discount * np.where(log.terminal, 0.0, self.v[following])
+            return self.weights[cells] * (log.rewards + ahead - self.here[cells])
+        found = np.searchsorted(self.keys, cells * len(self.v) + following)
+        found = np.minimum(found, max(len(self.keys) - 1, 0))
+        ahead = np.where(log.terminal, 0.0, self.ahead[found] if len(self.ahead) else 0.0)
+        return self.weights[cells] * log.rewards + ahead - self.here[cells]
+
+
 @dataclass(frozen=True)
 class Model:
     """Values and occupancies of π in the empirical MDP of a log.
@@ -134,10 +240,10 @@ class Model:
         weights: [S, A] occupancy over the log's (undiscounted) visits per episode; zero off support.
         unsupported: discounted probability E[γ^τ] that π at time τ first takes a pair the log never took.
         default_value: value given to what was never seen: the mean value over the states of the log.
-        value_range: the least and largest action value on the support.
         value: Σ starts · v.
         support: [S, A] bool.
         off_support_occupancy: [S, A] discounted visits of π to pairs off the support.
+        weighted_errors: for the influence.
     """
 
     q: np.ndarray
@@ -146,32 +252,19 @@ class Model:
     weights: np.ndarray
     unsupported: float
     default_value: float
-    value_range: tuple[float, float]
     value: float
     support: np.ndarray
     off_support_occupancy: np.ndarray
     discount: float
-    successor_terms: tuple[np.ndarray, np.ndarray, np.ndarray] | None = field(default=None, repr=False)
+    weighted_errors: WeightedErrors
 
-    def errors(self, log: Log, times: np.ndarray | int = 0) -> np.ndarray:
-        """[N] r + γV(x') - Q(x,a) of each row, at its step where there is a horizon."""
-        t = times if len(self.q) > 1 else 0
-        after = t + 1 if len(self.q) > 1 else 0
-        following = self.v[after, np.where(log.terminal, 0, log.next_states)]
+    def errors(self, log: Log) -> np.ndarray:
+        """[N] r + γV(x') - Q(x,a) of each row, with the values of its step where there is a horizon."""
+        layered = len(self.q) > 1
+        t = np.minimum(log.times, len(self.q) - 1) if layered else 0
+        following = self.v[t + 1 if layered else 0, np.where(log.terminal, 0, log.next_states)]
         following = np.where(log.terminal, 0.0, following)
         return log.rewards + self.discount * following - self.q[t, log.states, log.actions]
-
-    def weighted_errors(self, log: Log) -> np.ndarray:
-        """[N] Σ_h w_h(x,a) (r + γV_{h+1}(x') - Q_h(x,a)), over the steps h at which π may meet the pair."""
-        if self.successor_terms is None:
-            return self.weights[log.states, log.actions] * self.errors(log)
-        mean_q, keys, mean_next = self.successor_terms
-        s, a = self.weights.shape
-        place = (log.states * a + log.actions) * s + np.where(log.terminal, 0, log.next_states)
-        found = np.minimum(np.searchsorted(keys, place), max(len(keys) - 1, 0))
-        ahead = np.where(log.terminal, 0.0, mean_next[found] if len(keys) else 0.0)
-        pair = (log.states, log.actions)
-        return self.weights[pair] * log.rewards + ahead - mean_q[pair]
 
 
 def certainty_equivalence(
@@ -198,8 +291,8 @@ def certainty_equivalence(
     >>> round(certainty_equivalence(counts, np.array([[0., 1.]]), 0.5).value, 6)
     2.0
     """
-    n, support = counts.visits, counts.support
-    s, a = n.shape
+    n: Any = counts.visits
+    support, (s, a) = counts.support, n.shape
     rewards, p = counts.rewards(), counts.transitions()
     supported = np.where(support, pi, 0.0)
     leave = np.clip(1.0 - supported.sum(axis=1), 0.0, 1.0)
@@ -207,92 +300,46 @@ def certainty_equivalence(
     average = sp.csr_array(
         (supported.ravel(), np.arange(s * a), np.arange(0, s * a + 1, a)), shape=(s, s * a)
     )
-    kernel = sp.csr_array(average @ p)
     starts = counts.starts if starts is None else starts
     episodes = float(starts.sum())
     starts = starts / episodes
-    states = n.sum(axis=1)
-    mean_reward = (supported * rewards).sum(axis=1)
+    layers = Layers(
+        sp.csr_array(average @ p),
+        (supported * rewards).sum(axis=1),
+        leave,
+        starts,
+        n.sum(axis=1),
+        discount,
+        horizon,
+    )
+    after = discount * (p @ layers.v[1:].T).T.reshape(-1, s, a)
+    q = np.where(support, rewards + after, layers.default[:, None, None])
     per_visit = np.where(support, supported / np.where(support, n, 1.0) * episodes, 0.0)
-    outside = np.where(support, 0.0, pi)
-    terms = None
-    if horizon is None:
-        resolvent = Resolvent(kernel.toarray() if s <= DENSE_LIMIT else kernel, discount)
-        if discount == 1 and not _ends(kernel, leave):
-            raise ValueError(
-                "without a discount every state must reach an end under the policy, and in the counts of this log "
-                "some never do: give a horizon or a discount below 1"
-            )
-        v0, out = resolvent(np.stack([mean_reward, leave], axis=1)).T
-        d = resolvent.transposed(starts)
-        stays = float(states @ (1.0 - out))
-        default = float(states @ v0) / stays if stays > 1e-9 * states.sum() else 0.0
-        v = v0 + out * default
-        q = np.where(support, rewards + discount * (p @ v).reshape(s, a), default)[None]
-        v, unsupported = np.stack([v, v]), float(starts @ out)
-    else:
-        q, v = np.empty((horizon, s, a)), np.zeros((horizon + 1, s))
-        stays = float(states @ (1.0 - leave))
-        default = 0.0
-        for h in reversed(range(horizon)):
-            v0 = mean_reward + discount * (kernel @ v[h + 1])
-            default = float(states @ v0) / stays if stays > 1e-9 * states.sum() else 0.0
-            v[h] = v0 + leave * default
-            q[h] = np.where(support, rewards + discount * (p @ v[h + 1]).reshape(s, a), default)
-        d, unsupported, terms = _layers(counts, kernel, starts, leave, per_visit, q, v, discount)
-    occupancy = d[:, None] * supported
-    inside = q[:, support]
+    d = layers.d.sum(axis=0)[:, None]
+    weights = (layers.d[:, :, None] * per_visit).reshape(-1, s * a)
     return Model(
         q=q,
-        v=v,
-        occupancy=occupancy,
-        weights=d[:, None] * per_visit,
-        unsupported=unsupported,
-        default_value=default,
-        value_range=(float(inside.min()), float(inside.max())),
-        value=float(starts @ v[0]),
+        v=layers.v,
+        occupancy=d * supported,
+        weights=d * per_visit,
+        unsupported=layers.unsupported,
+        default_value=float(layers.default[0]),
+        value=float(starts @ layers.v[0]),
         support=support,
-        off_support_occupancy=d[:, None] * outside,
+        off_support_occupancy=d * np.where(support, 0.0, pi),
         discount=discount,
-        successor_terms=terms,
+        weighted_errors=WeightedErrors(weights, q.reshape(-1, s * a), layers.v, counts.successors, discount),
     )
 
 
-def _ends(kernel: sp.csr_array, leave: np.ndarray) -> bool:
-    """Whether every state reaches one from which the episode can end."""
+def _ends(kernel: sp.csr_array) -> bool:
+    """Whether every state reaches one from which the process can end."""
     reached = 1.0 - kernel.sum(axis=1) > 1e-12
     while True:
         more = reached | ((kernel @ reached.astype(float)) > 0)
         if (more == reached).all():
             return bool(reached.all())
         reached = more
-
-
-def _layers(
-    counts: EmpiricalMDP,
-    kernel: sp.csr_array,
-    starts: np.ndarray,
-    leave: np.ndarray,
-    per_visit: np.ndarray,
-    q: np.ndarray,
-    v: np.ndarray,
-    discount: float,
-) -> tuple[np.ndarray, float, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Occupancy of states summed over steps, mass that leaves the support, and sums over steps for the influence."""
-    s, a = per_visit.shape
-    successors = sp.csr_array(counts.successors)
-    successors.sort_indices()
-    pair = np.repeat(np.arange(s * a), np.diff(successors.indptr))
-    d, total, unsupported = starts.copy(), np.zeros(s), 0.0
-    mean_q, mean_next = np.zeros((s, a)), np.zeros(successors.nnz)
-    for h in range(len(q)):
-        w = d[:, None] * per_visit
-        total += d
-        unsupported += float(d @ leave)
-        mean_q += w * q[h]
-        mean_next += w.ravel()[pair] * discount * v[h + 1][successors.indices]
-        d = discount * (kernel.T @ d)
-    return total, unsupported, (mean_q, pair * s + successors.indices.astype(np.int64), mean_next)
 
 
 class ModelInfluence:
@@ -308,7 +355,8 @@ class ModelInfluence:
     def update(self, log: Log, first: int | None = None) -> None:
         """Adds a chunk, its episodes numbered from `first`."""
         start = self.model.v[0, log.states[log.offsets[:-1]]]
-        psi = start - self.model.value + log.sums(self.model.weighted_errors(log))
+        pairs = log.states * self.model.weights.shape[1] + log.actions
+        psi = start - self.model.value + log.sums(self.model.weighted_errors(log, pairs))
         self.influence.add(psi, first)
 
     def merge(self, other: ModelInfluence) -> None:

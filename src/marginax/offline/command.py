@@ -2,134 +2,290 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich import box
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
 
 from marginax._checks import count
-from marginax.offline.networks import Training
-from marginax.offline.page import write_report
-from marginax.offline.pipeline import evaluate as evaluate_log
-from marginax.offline.results import Answer, Evaluation
-from marginax.offline.sources import open_data
+from marginax._files import check_writable
 
 
 def evaluate(
-    data: Annotated[str, tyro.conf.Positional],
-    policy: str,
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
+    policy: tuple[str, ...],
     discount: float = 0.99,
+    horizon: int | None = None,
+    policy_kind: Literal["table", "rows"] | None = None,
     out: Path | None = None,
-    behaviour: Literal["auto", "logged", "estimated"] = "auto",
+    behaviour: str = "auto",
+    encoding: Path | None = None,
     estimators: tuple[str, ...] = (),
     reward_range: tuple[float, float] | None = None,
+    level: float = 0.95,
     network_steps: int = 1500,
     seed: int = 0,
+    engine: str = "local",
 ) -> int:
     """Say what a policy is worth, from episodes that another policy logged.
 
     Args:
-        data: a Parquet or CSV file with one row a transition, a Minari folder, or the id of a Minari dataset.
-        policy: a .npy or .csv table [states, actions]; a file of probabilities aligned with the rows of the data;
-            a folder written by `marginax train`; or module:function.
-        discount: discount factor in [0, 1).
+        data: a .parquet, .csv, .csv.gz or .npz file with one row per transition, a folder of such files, a Minari folder, or
+            the id of a Minari dataset.
+        policy: a .npy or .csv table [states, actions]; a file of probabilities for each row of the data; a folder written by
+            `marginax train`; or module:function. Several are ranked.
+        discount: discount factor in [0, 1].
+        horizon: number of steps whose rewards count; all if omitted.
+        policy_kind: what a policy file with two dimensions holds, where its shape does not say.
         out: folder for evaluation.html, evaluation.json and the figures.
-        behaviour: where behaviour probabilities come from.
+        behaviour: where behaviour probabilities come from: auto, logged, estimated, or a .npy or .csv table.
+        encoding: encoding.json of an earlier evaluation: which label of a state or action has which index.
         estimators: names of estimators to run; all that apply if omitted.
-        reward_range: least and largest possible reward, for the concentration bound; the log's own if omitted.
+        reward_range: least and largest possible reward; the log's own if omitted.
+        level: of the intervals.
         network_steps: gradient steps of each network, for data with observations.
         seed: seed of the bootstrap and of fitted networks.
+        engine: where the work runs.
     """
-    console = Console()
     begin = time.monotonic()
-    source = open_data(data)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
+    if out is not None:
+        check_writable(out)
+    with _stoppable():
+        return _evaluate(
+            data,
+            policy,
+            out,
+            encoding,
+            behaviour,
+            begin,
+            network_steps,
+            discount=discount,
+            horizon=horizon,
+            policy_kind=policy_kind,
+            estimators=estimators or None,
+            reward_range=reward_range,
+            level=level,
+            seed=seed,
+            engine=engine,
+        )
+
+
+def _evaluate(
+    data: str,
+    policy: tuple[str, ...],
+    out: Path | None,
+    encoding: Path | None,
+    behaviour: str,
+    begin: float,
+    network_steps: int,
+    **settings: Any,
+) -> int:
+    from marginax.offline.networks import Training
+    from marginax.offline.page import write_report
+    from marginax.offline.pipeline import evaluate as evaluate_log
+    from marginax.offline.policies import TablePolicy, load_policy
+    from marginax.offline.ranking import Ranking
+
+    source = _open(data, encoding)
+    table: Any = behaviour
+    if behaviour not in ("auto", "logged", "estimated"):
+        given = load_policy(behaviour, kind="table")
+        if not isinstance(given, TablePolicy):
+            raise ValueError(f"behaviour must be auto, logged, estimated or a table, got {behaviour!r}")
+        table = given.table
+    with _progress(source.total) as progress:
+        result = evaluate_log(
+            source,
+            policy[0] if len(policy) == 1 else _named(policy),
+            behaviour=table,
+            progress=progress,
+            training=Training(steps=count("network_steps", network_steps)),
+            **settings,
+        )
+    _show_ranking(result) if isinstance(result, Ranking) else _show(result)
+    if out is not None:
+        if source.encoding is not None:
+            text = json.dumps(source.encoding, indent=1, ensure_ascii=False)
+            (out / "encoding.json").write_text(text, encoding="utf-8")
+        command = shlex.join(["marginax", *sys.argv[1:]])
+        page = write_report(result, out, command=command, seconds=time.monotonic() - begin)
+        print(f"Report: {page}")
+    return 0
+
+
+def _open(data: str, encoding: Path | None) -> Any:
+    from marginax.offline.sources import open_data
+    from marginax.offline.tabular_files import open_tables
+
+    if encoding is None:
+        return open_data(data)
+    try:
+        labels = json.loads(encoding.read_text(encoding="utf-8"))
+        fine = all(isinstance(label, str) for kind in ("state", "action") for label in labels.get(kind, []))
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{encoding} is not an encoding: {error}") from None
+    if not fine:
+        raise ValueError(f"{encoding} is not an encoding: labels of states and actions must be strings")
+    source = open_tables(data, labels)
+    if source is None:
+        raise ValueError("an encoding needs a .parquet, .csv or .npz file, or a folder of them")
+    return source
+
+
+def _named(policies: tuple[str, ...]) -> dict[str, str]:
+    """Policies by the last part of their path where that tells them apart, else by their whole path."""
+    short = [Path(p).name if ":" not in p else p for p in policies]
+    names = short if len(set(short)) == len(short) else list(policies)
+    if len(set(names)) < len(names):
+        raise ValueError(f"the policy {names[0]!r} is given twice")
+    return dict(zip(names, policies, strict=True))
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Ends the process at once, with status 130, when it is interrupted: also in the middle of compiled code.
+
+    A thread waits for the signal. Files are written whole or not at all, so that nothing is left half done.
+    """
+    here = threading.current_thread() is threading.main_thread()
+    if not here or not hasattr(signal, "sigtimedwait"):
+        yield
+        return
+    done = threading.Event()
+
+    def wait() -> None:
+        while not done.is_set():
+            if signal.sigtimedwait({signal.SIGINT}, 0.2) is not None:
+                os.write(
+                    2, b"\x1b[?25h\nmarginax: interrupted\n" if os.isatty(2) else b"marginax: interrupted\n"
+                )
+                os._exit(130)
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _progress(total: int | None) -> Iterator[Any]:
+    """A bar on the terminal for each pass over the log and each list of things to do."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, *times, console=Console(stderr=True), transient=True) as bar:
 
         def progress(name: str, parts: Iterable[Any]) -> Iterator[Any]:
             listed = isinstance(parts, Sized)  # a list of things to do; else the chunks of the log
-            task = bar.add_task(name, total=len(parts) if isinstance(parts, Sized) else source.total)
+            task = bar.add_task(name, total=len(parts) if isinstance(parts, Sized) else total)
             for part in parts:
                 yield part
                 bar.advance(task, 1 if listed else len(part))
             bar.remove_task(task)
 
-        result = evaluate_log(
-            source,
-            policy,
-            discount=discount,
-            estimators=estimators or None,
-            behaviour=behaviour,
-            reward_range=reward_range,
-            seed=seed,
-            progress=progress,
-            training=Training(steps=count("network_steps", network_steps)),
+        yield progress
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for i, name in enumerate(columns):
+        table.add_column(
+            name,
+            justify="right" if i else "left",
+            no_wrap=name in ("value", "estimator") or "interval" in name,
         )
-    show(result, console)
-    if out is not None:
-        command = shlex.join(["marginax", *sys.argv[1:]])
-        page = write_report(result, out, command=command, seconds=time.monotonic() - begin)
-        console.print(f"Report: {page}")
-    return 0
+    return table
 
 
-def show(result: Evaluation, console: Console) -> None:
+def _show(result: Any) -> None:
     """Prints the answers, the diagnostics that matter and the verdict."""
-    d = result.diagnostics
-    table = Table(
-        title=f"Value of {result.settings['policy']} on {result.settings['data']}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    for name, justify in (
-        ("estimator", "left"),
-        ("value", "right"),
-        ("95% interval", "right"),
-        ("effective", "right"),
-    ):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    from rich.console import Console
+
+    console, d, settings = Console(), result.diagnostics, result.settings
+    interval = f"{settings['level']:.0%} interval"
+    title = f"Value of {settings['policy']} on {settings['data']}"
+    table = _table(title, ("estimator", "value", interval, "effective"))
     for answer in result.answers.values():
-        style = "bold green" if answer.name == result.verdict.estimator else None
-        table.add_row(*_cells(answer), style=style)
+        table.add_row(
+            *_cells(answer), style="bold green" if answer.name == result.verdict.estimator else None
+        )
     table.add_section()
     table.add_row(*_cells(result.behaviour))
     console.print(table)
-    if d["truncated"]:
-        console.print("† counts nothing after a truncated step")
+    shown = [*result.answers.values(), result.behaviour]
+    if any(answer.truncation == "stops" for answer in shown):
+        console.print("† counts nothing after a truncated step", markup=False)
+    steps = "all steps" if settings["horizon"] is None else f"the first {settings['horizon']:,} steps"
     console.print(
-        f"{d['episodes']:,} episodes, {d['transitions']:,} transitions, {d['truncated']:,} truncated; behaviour "
-        f"probabilities {d['behaviour']}; leaves the log's support with probability {d['unsupported']:.2%}."
+        f"γ = {settings['discount']:g}, {steps}; {d['episodes']:,} episodes, {d['transitions']:,} transitions, "
+        f"{d['truncated']:,} truncated; behaviour probabilities {d['behaviour']}; leaves the log's support with probability "
+        f"{d['unsupported']:.2%}.",
+        markup=False,
+        highlight=False,
     )
     for note in result.notes:
-        console.print(f"Note: {note}.", highlight=False)
+        console.print(f"Note: {note}.", highlight=False, markup=False)
     colour = {"trust": "green", "caution": "yellow", "cannot tell": "red"}[result.verdict.status]
-    console.print(f"[bold {colour}]{result.verdict.status.capitalize()}.[/] {' '.join(result.verdict.text)}")
+    console.print(f"[bold {colour}]{result.verdict.status.capitalize()}.[/]", end=" ")
+    console.print(" ".join(result.verdict.text), markup=False)
 
 
-def _cells(a: Answer) -> tuple[str, ...]:
+def _show_ranking(ranking: Any) -> None:
+    """Prints the policies in their order, with the estimate that each verdict recommends."""
+    from rich.console import Console
+
+    console = Console()
+    first = next(iter(ranking.policies.values())).settings
+    table = _table(
+        f"{len(ranking.policies)} policies on {first['data']}",
+        ("policy", "value", f"{first['level']:.0%} interval", "estimator", "verdict", "than the log's"),
+    )
+    for name in ranking.order:
+        one = ranking.policies[name]
+        cells: tuple[str, ...] = ("", "", "")
+        if one.verdict.estimator is not None:
+            a = one.answers[one.verdict.estimator]
+            cells = (f"{a.value:.4g}", f"{a.interval.low:.4g} … {a.interval.high:.4g}", a.name)
+        table.add_row(
+            name,
+            *cells,
+            one.verdict.status,
+            one.verdict.better,
+            style="bold green" if name == ranking.best else None,
+        )
+    console.print(table)
+    for sentence in ranking.text:
+        console.print(sentence, markup=False)
+
+
+def _cells(a: Any) -> tuple[str, ...]:
     name = "(the log's own return)" if a.name == "behaviour" else a.name
     name += " †" if a.truncation == "stops" else ""
     effective = "" if a.ess is None else f"{a.ess:,.0f} {'steps' if a.ess_of == 'transitions' else a.ess_of}"

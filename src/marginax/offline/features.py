@@ -195,38 +195,67 @@ class LinearFit:
     """The projected solution.
 
     Attributes:
-        delta: [N] r + γ V(x') - Q(x,a).
+        delta: [N] r + γ V(x') - Q(x,a), with the values of its step where there is a horizon.
         weights: [N] w(x,a), so that (1/E) Σ w r is the value.
+        weighted_errors: [N] w δ, summed over the steps at which π may meet the pair.
         starts: [E] V(x_0).
     """
 
     delta: np.ndarray
     weights: np.ndarray
+    weighted_errors: np.ndarray
     starts: np.ndarray
 
 
-def fit(pairs: Pairs, discount: float, seed: int, *, rows: np.ndarray | None = None) -> LinearFit:
-    """Solves on the transitions where `rows` is true (all of them if None), and applies everywhere."""
+def fit(
+    pairs: Pairs, discount: float, seed: int, *, rows: np.ndarray | None = None, horizon: int | None = None
+) -> LinearFit:
+    """Solves on the transitions where `rows` is true (all of them if None), and applies everywhere.
+
+    With a horizon the equation is solved backwards: θ_h = G⁻¹ (Σ φ r + γ Σ φ φ_π'ᵀ θ_{h+1}), G = Σ φφᵀ + ridge.
+    """
     log = pairs.log
     features = Features(pairs.observations.shape[1], pairs.actions.shape[1], pairs.discrete, seed)
     used = np.ones(len(log), bool) if rows is None else rows
-    system = np.zeros((features.size, features.size))
+    gram, ahead = np.zeros((2, features.size, features.size))
     rewards = np.zeros(features.size)
     blocks = [np.arange(i, min(i + _BLOCK, len(log))) for i in range(0, len(log), _BLOCK)]
     for block in blocks:
         phi = features.of_pairs(pairs.observations[block], pairs.actions[block]) * used[block, None]
-        change = phi - discount * features.of_policy(pairs.following.take(block))
-        system += phi.T @ change
+        after = discount * features.of_policy(pairs.following.take(block))
+        if horizon is None:
+            gram += phi.T @ (phi - after)
+        else:
+            gram += phi.T @ phi
+            ahead += phi.T @ after
         rewards += phi.T @ log.rewards[block]
-    ridge = 1e-6 * np.trace(system) / features.size
-    system += ridge * np.eye(features.size)
+    gram += 1e-6 * np.trace(gram) / features.size * np.eye(features.size)
     first = features.of_policy(pairs.starts)
-    theta = np.linalg.solve(system, rewards)
-    dual = np.linalg.solve(system.T, first.mean(axis=0) * log.num_episodes)
-    delta, weights = np.empty(len(log)), np.empty(len(log))
+    begin = first.mean(axis=0) * log.num_episodes
+    delta, weights, weighted = np.empty((3, len(log)))
+    if horizon is None:
+        theta, dual = np.linalg.solve(gram, rewards), np.linalg.solve(gram.T, begin)
+        for block in blocks:
+            phi = features.of_pairs(pairs.observations[block], pairs.actions[block])
+            following = features.of_policy(pairs.following.take(block)) @ theta
+            delta[block] = log.rewards[block] + discount * following - phi @ theta
+            weights[block] = phi @ dual
+        return LinearFit(delta, weights, weights * delta, first @ theta)
+    inverse = np.linalg.inv(gram)
+    thetas, duals = np.zeros((horizon + 1, features.size)), np.empty((horizon, features.size))
+    for h in reversed(range(horizon)):
+        thetas[h] = inverse @ (rewards + ahead @ thetas[h + 1])
+    for h in range(horizon):
+        duals[h] = inverse.T @ begin
+        begin = ahead.T @ duals[h]
+    total, next_terms, here_terms = duals.sum(axis=0), duals.T @ thetas[1:], duals.T @ thetas[:-1]
+    times = np.minimum(log.times, horizon - 1)
     for block in blocks:
         phi = features.of_pairs(pairs.observations[block], pairs.actions[block])
-        following = features.of_policy(pairs.following.take(block)) @ theta
-        delta[block] = log.rewards[block] + discount * following - phi @ theta
-        weights[block] = phi @ dual
-    return LinearFit(delta, weights, first @ theta)
+        after = discount * features.of_policy(pairs.following.take(block))
+        t = times[block]
+        delta[block] = log.rewards[block] + ((after * thetas[t + 1]) - (phi * thetas[t])).sum(axis=1)
+        weights[block] = phi @ total
+        bilinear = ((phi @ next_terms) * after - (phi @ here_terms) * phi).sum(axis=1)
+        weighted[block] = weights[block] * log.rewards[block] + bilinear
+    return LinearFit(delta, weights, weighted, first @ thetas[0])

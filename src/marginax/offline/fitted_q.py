@@ -158,7 +158,7 @@ def estimate(fitted: Fit, backup: Backup) -> Estimate:
     """
     counts, n = backup.counts, backup.visits
     support = n > 0
-    starts = counts.whole.starts / counts.episodes
+    starts: Any = counts.whole.starts / counts.episodes
     begin = starts[:, None] * backup.pi
 
     def flow(x: np.ndarray) -> np.ndarray:

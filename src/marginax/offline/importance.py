@@ -9,8 +9,11 @@ these estimators.
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
+from scipy.optimize import nnls
 
 from marginax.offline.log import Log
 from marginax.offline.results import MAX_GROUPS, Estimate
@@ -21,7 +24,7 @@ HEAVY = 0.4  # tail index from which the weights may have no variance: a true 1/
 _NEGLIGIBLE = 1e-10
 
 _BY_GROUP = ("size", "returns", "weight", "weighted", "decision", "robust", "base")
-_BY_EPISODE = ("weights", "lower", "upper")
+_BY_EPISODE = ("weights", "earned", "lower", "upper")
 
 
 class ImportanceSums:
@@ -114,6 +117,7 @@ class ImportanceSums:
         add("weighted", final * returns)
         add("decision", decision)
         sums["weights"][number] = final
+        sums["earned"][number] = returns
 
         inside: np.ndarray | slice = times < kept if self.longest > kept else slice(None)
         steps = times[inside]
@@ -197,7 +201,7 @@ class ImportanceSums:
         return float(self.maxima["returns"].sum())
 
     def value_range(self) -> tuple[float, float]:
-        """What no value can leave, given the range of rewards: their sum over all steps; infinite without a discount."""
+        """What no value can leave, given the range of rewards: their sum over all steps, or infinite."""
         total = 1.0 + float(self._remaining(np.zeros(1))[0][0])
         least, largest = self.reward_range
         return (least * total if least else 0.0), (largest * total if largest else 0.0)
@@ -217,12 +221,14 @@ class ImportanceSums:
         square = self.sums["square"] + np.cumsum(self.sums["square_ended"])[:-1]
         return np.divide(mass**2, square, out=np.zeros_like(mass), where=square > 0)
 
-    def estimates(self) -> dict[str, Estimate]:
+    def estimates(self, model: Estimate | None = None) -> dict[str, Estimate]:
         """All importance-sampling estimates, and doubly robust ones where critics were given.
 
         - trajectory-is: mean ρ_T G.  per-decision-is: mean Σ γ^t ρ_t r_t.
         - weighted-is: Σ ρ_T G / Σ ρ_T.  weighted-per-decision-is: Σ_t γ^t Σ ρ_t r_t / Σ ρ_t.
         - doubly-robust: mean [V(x_0) + Σ γ^t ρ_t (r_t + γV(x_{t+1}) - Q(x_t,a_t))], and weighted likewise.
+        - magic, slope: between the critic's V(x_0) and weighted-doubly-robust; see `blends`. They need the
+          influence of the model that the critics are made of.
         """
         n, s, ess = float(self.episodes), self.sums, self.ess()
         scale = self.groups / n
@@ -249,10 +255,15 @@ class ImportanceSums:
             bound = max(over_time.bias_bound, unseen)
             found["weighted-per-decision-is"] = replace(over_time, bias_bound=bound)
         if self.robust:
-            found["doubly-robust"] = mean(s["robust"])
+            span = float(self.maxima["errors"].sum())
+            unseen = self.unseen_steps(span)
+            found["doubly-robust"] = mean(s["robust"], unseen)
             if weight > 0:
-                span = float(self.maxima["errors"].sum())
-                found["weighted-doubly-robust"] = self._over_time(s["error"], s["base"], span)
+                weighted = self._over_time(s["error"], s["base"], span)
+                bound = max(weighted.bias_bound, unseen if self.heavy else 0.0)
+                found["weighted-doubly-robust"] = replace(weighted, bias_bound=bound)
+                if model is not None:
+                    found |= self.blends(model.influence, bound)
         return found
 
     def tail_index(self) -> float:
@@ -282,12 +293,15 @@ class ImportanceSums:
         return max(0.0, 1.0 - float(self.weights.mean())) * self.return_span
 
     def unseen_rewards(self) -> float:
-        """The same step by step: Σ_t γ^t (1 - mean ρ_t) times the range of rewards, over the steps where weights are thin, and
-        no more than the largest (1 - mean ρ_t) times the range of returns."""
+        """The same step by step, with the range of rewards."""
+        return self.unseen_steps(float(np.ptp(self.reward_range)))
+
+    def unseen_steps(self, span: float) -> float:
+        """Σ_t γ^t (1 - mean ρ_t) times `span`, the range of what a step may add, over the steps where weights are thin; no more
+        than the largest (1 - mean ρ_t) times the range of returns."""
         missing = self._missing()
         by_step = float((self.discount ** np.arange(self.kept)) @ missing)
-        rewards = float(np.ptp(self.reward_range))
-        return min(rewards * by_step, float(self.return_span * missing.max()))
+        return min(span * by_step, float(self.return_span * missing.max()))
 
     def _missing(self) -> np.ndarray:
         """[T] what the mean weight falls short of 1, at the steps where weights are thin or have a heavy tail."""
@@ -297,24 +311,106 @@ class ImportanceSums:
         thin = (self.ess_by_time() < FEW) | self.heavy
         return np.where(thin, np.maximum(0.0, 1.0 - average), 0.0)
 
-    def _over_time(self, terms: np.ndarray, base: np.ndarray, span: float) -> Estimate:
-        """Σ_t (Σ_i terms_it / Σ_i ρ_it), plus the mean of `base`, with what each group changes by being there.
-
-        `span` is how far a single term may lie from another; it is left open at the steps where one episode has most of the
-        weight.
-        """
+    def _by_time(
+        self, terms: np.ndarray, base: np.ndarray
+    ) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
+        """Self-normalised averages by time: the mean of `base` [G] and the averages of `terms` at each time [T], with what
+        each group changes by being there, [G] and [G, T]."""
         mass = self._mass()
         total = mass.sum(axis=0)
         inverse = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
         at_time = terms.sum(axis=0) * inverse
         start = float(base.sum() / self.episodes)
-        influence = ((terms - mass * at_time) * _without(mass, total)).sum(axis=1) * self.groups
-        influence += (base - self.sums["size"] * start) * (self.groups / self.episodes)
+        influence = (terms - mass * at_time) * _without(mass, total) * self.groups
+        first = (base - self.sums["size"] * start) * (self.groups / self.episodes)
+        return start, at_time, first, influence
+
+    def _over_time(self, terms: np.ndarray, base: np.ndarray, span: float) -> Estimate:
+        """Σ_t (Σ_i terms_it / Σ_i ρ_it), plus the mean of `base`.
+
+        `span` is how far a single term may lie from another; it is left open at the steps where one episode has most of the
+        weight.
+        """
+        start, at_time, first, influence = self._by_time(terms, base)
+        total = self._mass().sum(axis=0)
         ended = np.maximum.accumulate(self.maxima["heaviest_ended"])[:-1]
         heaviest = np.maximum(self.maxima["heaviest"], ended)
         alone = (heaviest > DOMINANT * total) & (self.sums["mass"].sum(axis=0) > 0)
         unknown = span * float((self.discount ** np.arange(self.kept))[alone].sum())
-        return Estimate(start + float(at_time.sum()), influence, self.ess(), bias_bound=unknown)
+        psi = influence.sum(axis=1) + first
+        return Estimate(start + float(at_time.sum()), psi, self.ess(), bias_bound=unknown)
+
+    def blends(self, model: np.ndarray, bias_bound: float) -> dict[str, Estimate]:
+        """`magic` and `slope`: estimates g_j that weigh the first j steps and take the critic's value from there on.
+
+        g_0 is the critic's value of the starts, g_T weighted doubly robust; bias falls with j and variance grows.
+
+        - MAGIC (Thomas and Brunskill 2016) mixes them with the weights of least estimated squared error. The bias of g_j is
+          estimated as its distance to the central 10% interval of g_T.
+        - SLOPE (Su, Srinath and Krishnamurthy 2020) takes the shortest j whose interval meets those of all longer ones.
+
+        The critic's own error is that of the model, `model` [G], times the share of the discounted steps that is left to it.
+        """
+        start, at_time, first, influence = self._by_time(self.sums["error"], self.sums["base"])
+        lengths = np.unique(np.minimum([0, *(2 ** np.arange(20)), self.kept], self.kept))
+        psi = np.concatenate([np.zeros((self.groups, 1)), np.cumsum(influence, axis=1)], axis=1)
+        left_to_critic = self.discount ** np.arange(self.kept) * self.sums["at_risk"][:-1]
+        left_to_critic = np.append(np.cumsum(left_to_critic[::-1])[::-1], 0.0) / max(
+            left_to_critic.sum(), 1e-300
+        )
+        psi = psi[:, lengths] + first[:, None] + (model - first)[:, None] * left_to_critic[lengths]
+        value = start + np.concatenate([[0.0], np.cumsum(at_time)])[lengths]
+        covariance = np.atleast_2d(np.cov(psi.T)) / self.groups
+        error = np.sqrt(np.diag(covariance))
+        bias = np.maximum(np.abs(value - value[-1]) - 0.1257 * error[-1], 0.0)
+        matrix = covariance + np.outer(bias, bias)
+        scale = max(float(np.trace(matrix)), 1e-300)
+        root = np.linalg.cholesky(matrix / scale + 1e-9 * np.eye(len(matrix))).T
+        share, _ = nnls(np.concatenate([root, np.full((1, len(root)), 1e3)]), np.r_[np.zeros(len(root)), 1e3])
+        share /= share.sum()
+        ess = self.ess()
+        low, high = value - 2 * 1.96 * error, value + 2 * 1.96 * error
+        low, high = np.maximum.accumulate(low[::-1])[::-1], np.minimum.accumulate(high[::-1])[::-1]
+        chosen = int(np.argmax(low <= high))
+        left = bias_bound * lengths[chosen] / max(self.kept, 1)
+        return {
+            "magic": Estimate(float(share @ value), psi @ share, ess, bias_bound=float(share @ bias)),
+            "slope": Estimate(float(value[chosen]), psi[:, chosen], ess, bias_bound=left),
+        }
+
+    def distribution(self, level: float, weighted: bool = True) -> dict[str, Any]:
+        """Quantiles of the return of an episode and means of its worst part (CVaR), with intervals.
+
+        Episodes count with their weights ρ_T, self-normalised; `weighted=False` is the log's own distribution. The interval of a
+        quantile inverts that of the distribution function; the interval of a CVaR is normal.
+        """
+        returns = self.sums["earned"]
+        w = self.weights if weighted else np.ones_like(returns)
+        order = np.argsort(returns)
+        returns, w = returns[order], w[order] / w.sum()
+        cumulative = np.cumsum(w)
+        z = NormalDist().inv_cdf((1 + level) / 2)
+
+        def quantile(share: float) -> float:
+            return float(returns[min(int(np.searchsorted(cumulative, share)), len(returns) - 1)])
+
+        found: dict[str, Any] = {"quantiles": [], "cvar": []}
+        for share in (0.05, 0.25, 0.5, 0.75, 0.95):
+            value = quantile(share)
+            below = returns <= value
+            half = z * float(np.sqrt((w**2 * (below - w[below].sum()) ** 2).sum()))
+            ends = quantile(max(share - half, 0.0)), quantile(min(share + half, 1.0))
+            found["quantiles"].append({"share": share, "value": value, "low": ends[0], "high": ends[1]})
+        for share in (0.05, 0.25):
+            value = quantile(share)
+            short = np.maximum(value - returns, 0.0)
+            mean = float(w @ short)
+            half = z * float(np.sqrt((w**2 * (short - mean) ** 2).sum())) / share
+            cvar = value - mean / share
+            found["cvar"].append({"share": share, "value": cvar, "low": cvar - half, "high": cvar + half})
+        keep = np.unique(np.linspace(0, len(returns) - 1, 200).astype(int))
+        found["curve"] = {"returns": returns[keep], "share": cumulative[keep]}
+        return found
 
     def behaviour(self) -> Estimate:
         """The plain average return of the log."""

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from marginax.trajectories import check_lengths, check_steps, step_name
+
 NO_SUCCESSORS = "nothing is left of the log: its episodes have one step, are truncated and come without their final observation"
 EMPTY = "the log is empty: there is no transition in it"
 _LARGEST_LOG = 300.0  # products of ratios are cut at e^300, so that their squares stay finite
@@ -217,42 +219,21 @@ class Log:
         """
         if len(self) == 0:
             raise ValueError(EMPTY)
-        self._refuse(~np.isfinite(self.rewards), "reward {} is not a finite number", self.rewards)
-        for name, values in (("state", self.states), ("action", self.actions)):
-            if values.ndim == 1 and values.dtype.kind in "iu":
-                self._refuse(values < 0, name + " {} is negative", values)
-            else:
-                bad = ~np.isfinite(values).reshape(len(self), -1).all(axis=1)
-                self._refuse(bad, name + " {} is not finite", values)
-        if self.next_states.ndim == 1:
-            self._refuse(
-                (self.next_states < 0) & ~self.terminal, "next state {} is negative", self.next_states
-            )
-        else:
-            bad = ~np.isfinite(self.next_states).all(axis=1) & ~self.terminal
-            self._refuse(bad, "next observation {} is not finite", self.next_states)
-        early = self.terminal.copy()
-        early[self.last] = False
-        self._refuse(early, "the step is terminal, yet more steps of the episode follow", self.terminal)
-        if self.behaviour is not None:
-            mu = self.behaviour
-            self._refuse(np.isnan(mu), "behaviour probability is missing (NaN)", mu)
-            self._refuse(mu < 0, "behaviour probability {} is negative; is it a log-probability?", mu)
-            self._refuse(mu == 0, "behaviour probability is 0 for an action that was taken", mu)
-            if self.discrete_actions:
-                self._refuse(mu > 1 + 1e-6, "behaviour probability {} is above 1", mu)
-            self._refuse(~np.isfinite(mu), "behaviour density {} is not finite", mu)
+        check_steps(
+            self.states,
+            self.actions,
+            self.rewards,
+            self.next_states,
+            self.terminal,
+            self.offsets,
+            behaviour=self.behaviour,
+            names=self.names,
+        )
         return self
-
-    def _refuse(self, bad: np.ndarray, message: str, values: np.ndarray) -> None:
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise ValueError(f"{self.where(row)}: {message.format(values[row])}")
 
     def where(self, row: int) -> str:
         """`episode E, step T` of a row, for messages."""
-        episode = int(np.searchsorted(self.offsets, row, side="right")) - 1
-        return f"episode {self.name(episode)}, step {row - int(self.offsets[episode])}"
+        return step_name(row, self.offsets, self.names)
 
 
 class EpisodeBuilder:
@@ -278,13 +259,7 @@ class EpisodeBuilder:
     ) -> None:
         """Adds an episode of n transitions with n or n + 1 states."""
         n = len(rewards)
-        if n == 0:
-            raise ValueError(f"episode {name}: it has no steps")
-        if len(states) not in (n, n + 1):
-            raise ValueError(
-                f"episode {name}: {len(states)} observations for {n} steps; expected {n} or {n + 1}"
-            )
-        part = {
+        part: dict[str, Any] = {
             "actions": np.asarray(actions),
             "rewards": np.asarray(rewards, dtype=np.float64),
             "terminal": np.asarray(terminal, dtype=bool),
@@ -292,11 +267,7 @@ class EpisodeBuilder:
             "behaviour": None if behaviour is None else np.asarray(behaviour, dtype=np.float64),
             "rows": rows,
         }
-        for key, values in part.items():
-            if values is not None and len(values) != n:
-                raise ValueError(f"episode {name}: {len(values)} {key} for {n} rewards")
-        if part["behaviour"] is not None and part["behaviour"].ndim != 1:
-            raise ValueError(f"episode {name}: behaviour has shape {part['behaviour'].shape} for {n} steps")
+        check_lengths(name, states, n, **part)
         if len(states) == n + 1:  # a last row without an action
             part = {k: None if v is None else np.concatenate([v, v[:1]]) for k, v in part.items()}
         self._parts.append(part | {"states": np.asarray(states), "extra": len(states) == n + 1})
@@ -422,17 +393,16 @@ class Place:
     """Names rows by episode and step in messages."""
 
     def __init__(self, lengths: np.ndarray, names: Sequence[Any] | np.ndarray) -> None:
-        starts = np.cumsum(lengths) - lengths
+        self.offsets, self.names = np.concatenate([[0], np.cumsum(lengths)]), names
         self.index = np.repeat(np.arange(len(lengths)), lengths)
-        self.step = np.arange(len(self.index)) - np.repeat(starts, lengths)
-        self.names = names
+        self.step = np.arange(len(self.index)) - np.repeat(self.offsets[:-1], lengths)
 
     def refuse(self, bad: np.ndarray, message: str, values: np.ndarray | None = None) -> None:
         """Raises for the first row that is bad."""
         if bad.any():
             row = int(np.argmax(bad))
             text = message if values is None else message.format(values[row])
-            raise ValueError(f"episode {self.name(row)}, step {self.step[row]}: {text}")
+            raise ValueError(f"{step_name(row, self.offsets, self.names)}: {text}")
 
     def name(self, row: int) -> Any:
         """The name of the episode of a row."""

@@ -13,6 +13,7 @@ from marginax.offline.behaviour import NOT_LOGGED, Behaviour, fit_behaviour
 from marginax.offline.features import Pairs, prepare, target_probability
 from marginax.offline.importance import ImportanceSums
 from marginax.offline.log import Log
+from marginax.offline.markov import MarkovTest, markov_of_observations
 from marginax.offline.network_estimators import balanced, fitted_q, learn, moments_of, ratios
 from marginax.offline.pipeline import (
     Request,
@@ -22,6 +23,7 @@ from marginax.offline.pipeline import (
     intervals,
     need_episodes,
     with_zero,
+    within,
 )
 from marginax.offline.policies import FunctionPolicy, Policy, RowPolicy
 from marginax.offline.results import ESTIMATORS, ROBUST, Answer, Estimate, Evaluation, Influence
@@ -30,13 +32,15 @@ from marginax.statistics import Interval
 
 PREFERRED = ("certainty-equivalence", "fqe-one-step", "fqe-retrace", "fenchel", "saddle-point")
 NETWORKS = ("saddle-point", "fenchel", "regression", "fqe-one-step", "fqe-retrace", "fqe-marginalized")
+_STREAMS = dict(zip(NETWORKS, range(7, 13), strict=True))  # of random numbers
 _WITHOUT_RATIOS = ("saddle-point", "fenchel", "fqe-one-step")
+DOUBTS = 4.0  # standard errors by which a fitted policy may explain held-out actions better than the logged probabilities
 DRAWS = 4  # of random features
 
 
 def evaluate_observations(source: Source, policy: Policy, request: Request) -> Evaluation:
     """The answers of all estimators for a log of observations; see `marginax.offline.evaluate`."""
-    log, discount, seed = source.read(), request.discount, request.seed
+    log, discount, seed, horizon = source.read(), request.discount, request.seed, request.horizon
     need_episodes(log.num_episodes)
     notes: list[str] = []
     pairs = prepare(log, policy, seed) if isinstance(policy, FunctionPolicy) else None
@@ -51,28 +55,40 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
     chances = _chances(policy, log, fitted, how, notes)
     rewards = request.rewards(float(log.rewards.min()), float(log.rewards.max()))
     robust = pairs is not None and chances is not None and bool(request.wants(*ROBUST))
-    sums = ImportanceSums(log.num_episodes, int(log.lengths.max()), discount, with_zero(rewards), robust)
+    cut = request.cut(log)
+    inside = slice(None) if cut is log else log.times < (horizon or 0)
+    longest = int(cut.lengths.max())
+    sums = ImportanceSums(log.num_episodes, longest, discount, with_zero(rewards), robust, horizon)
     errors = None
     if robust and pairs is not None:
         for _ in request.progress("doubly robust", ["critics"]):
-            errors = _cross_fitted(pairs, discount, seed)
-    sums.update(log, np.zeros(len(log)) if chances is None else chances, errors)
+            delta, starts = _cross_fitted(pairs, request)
+            errors = delta[inside], starts
+    sums.update(cut, np.zeros(len(cut)) if chances is None else chances[inside], errors)
 
-    estimates = {} if chances is None else sums.estimates()
-    linear = None
+    linear, by_model, markov = None, None, MarkovTest(0.0, 0)
     if pairs is not None:
         for _ in request.progress("certainty equivalence", ["features"]):
-            draws = [features.fit(pairs, discount, seed + k) for k in range(DRAWS)]
-            estimates["certainty-equivalence"] = _linear_estimate(log, draws)
-            linear = draws[0]
+            draws = [features.fit(pairs, discount, seed + k, horizon=horizon) for k in range(DRAWS)]
+            by_model, linear = _linear_estimate(log, draws), draws[0]
+            markov = markov_of_observations(pairs, linear.delta, seed)
+    estimates = {} if chances is None else sums.estimates(by_model)
+    if by_model is not None:
+        estimates["certainty-equivalence"] = by_model
     estimates = {name: estimates[name] for name in request.estimators if name in estimates}
     answers = intervals(estimates, sums, request, how if chances is not None else "none")
     if pairs is not None:
         wanted = [n for n in request.wants(*NETWORKS) if chances is not None or n in _WITHOUT_RATIOS]
-        answers |= _network_answers(pairs, chances, wanted, request, sums.unseen_rewards())
+        if wanted and (horizon is not None or discount == 1):
+            notes.append("networks need a discount below 1 and no horizon; they were left out")
+            wanted = []
+        found = _network_answers(pairs, chances, wanted, request, sums.unseen_rewards())
+        answers |= {name: within(one, sums.value_range()) for name, one in found.items()}
     check = None if fitted is None else fitted.calibration
-    diagnostics = diagnostics_of(sums, how, check) | _support(log, linear, fitted)
-    diagnostics["behaviour_suspicious"] &= how == "estimated"
+    diagnostics = diagnostics_of(sums, how, check, markov, request) | _support(log, linear, fitted)
+    if how == "logged":
+        doubts = 0.0 if fitted is None or log.behaviour is None else fitted.doubts(log.behaviour, log.offsets)
+        diagnostics |= {"behaviour_suspicious": doubts > DOUBTS, "behaviour_deviation": doubts}
     if chances is None:
         diagnostics["largest_weights"] = []
     return conclude(
@@ -123,14 +139,14 @@ def _chances(
     return target / np.maximum(chance, 1e-300)
 
 
-def _cross_fitted(pairs: Pairs, discount: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _cross_fitted(pairs: Pairs, request: Request) -> tuple[np.ndarray, np.ndarray]:
     """Errors and start values of each episode by a critic fitted on the other half."""
     log = pairs.log
     fold = np.arange(log.num_episodes) % 2
     rows = np.repeat(fold, log.lengths)
     delta, starts = np.empty(len(log)), np.empty(log.num_episodes)
     for k in (0, 1):
-        fit = features.fit(pairs, discount, seed, rows=rows != k)
+        fit = features.fit(pairs, request.discount, request.seed, rows=rows != k, horizon=request.horizon)
         delta[rows == k] = fit.delta[rows == k]
         starts[fold == k] = fit.starts[fold == k]
     return delta, starts
@@ -140,7 +156,7 @@ def _linear_estimate(log: Log, draws: list[features.LinearFit]) -> Estimate:
     """The mean over draws of random features; twice their spread is what the choice of features leaves open."""
     values = np.array([fit.starts.mean() for fit in draws])
     influence = Influence(log.num_episodes)
-    psi = [fit.starts - fit.starts.mean() + log.sums(fit.weights * fit.delta) for fit in draws]
+    psi = [fit.starts - fit.starts.mean() + log.sums(fit.weighted_errors) for fit in draws]
     influence.add(np.mean(psi, axis=0))
     weights = np.mean([fit.weights for fit in draws], axis=0)
     square, total = float((weights**2).sum()), float(weights.sum())
@@ -169,7 +185,7 @@ def _network_answers(
     found = {}
 
     def key(name: str) -> jax.Array:
-        return jax.random.fold_in(jax.random.key(request.seed), list(ESTIMATORS).index(name))
+        return jax.random.fold_in(jax.random.key(request.seed), _STREAMS[name])
 
     def value_networks(backup: str) -> Any:
         if backup not in learned:

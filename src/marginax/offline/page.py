@@ -1,8 +1,10 @@
-"""The report of an evaluation: JSON, figures and one self-contained page."""
+"""Step 7, page: JSON, figures and one self-contained page of an evaluation, or of a ranking of several."""
 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from matplotlib.figure import Figure
 from marginax import report
 from marginax._files import atomic_write, check_writable, write_csv
 from marginax.offline.importance import HEAVY
+from marginax.offline.ranking import Ranking
 from marginax.offline.results import Answer, Evaluation, plain
 
 _COLOURS = {
@@ -21,10 +24,16 @@ _COLOURS = {
     "fitted Q": ("#009E73", "D"),
     "average return": ("#000000", "x"),
 }
+_HEADLINE = {
+    "trust": "The data can tell.",
+    "caution": "With caution.",
+    "cannot tell": "The data cannot tell.",
+}
+_COLUMNS = ("estimator", "value", "low", "high", "family", "truncation", "ess", "ess of")
 
 
 def write_report(
-    evaluation: Evaluation, folder: str | Path, *, command: str = "", seconds: float = 0.0
+    result: Evaluation | Ranking, folder: str | Path, *, command: str = "", seconds: float = 0.0
 ) -> Path:
     """Writes `evaluation.json`, the figures, and `evaluation.html` into `folder`.
 
@@ -42,201 +51,285 @@ def write_report(
     """
     folder = Path(folder)
     check_writable(folder)
-    text = json.dumps(evaluation.to_dict(), indent=1, ensure_ascii=False)
+    text = json.dumps(result.to_dict(), indent=1, ensure_ascii=False)
     atomic_write(folder / "evaluation.json", lambda file: file.write(text.encode("utf-8")))
-    rows = [_row(a) for a in (*evaluation.answers.values(), evaluation.behaviour)]
-    write_csv(folder / "estimates.csv", _COLUMNS, rows)
-    sections = _sections(evaluation, folder, rows, command, seconds)
+    if isinstance(result, Ranking):
+        title, lead = "Which policy?", list(result.text)
+        sections = [_ranking_section(result, folder)]
+        for name in result.order:
+            one = result.policies[name]
+            parts = _sections(one, folder, _slug(name) + "-")
+            first = replace(parts[0], text=(*_lead(one), *parts[0].text))
+            sections += [replace(s, title=f"{name}: {s.title.lower()}") for s in (first, *parts[1:])]
+    else:
+        title, lead = f"What is {result.settings['policy']} worth?", _lead(result)
+        sections = _sections(result, folder, "")
+    sections[0] = replace(sections[0], command=command, seconds=seconds, versions=report.versions())
     page = folder / "evaluation.html"
-    verdict = evaluation.verdict
-    lead = [f"*{_HEADLINE[verdict.status]}* {' '.join(verdict.text)}"]
-    if verdict.estimator is not None:
-        chosen = evaluation.answers[verdict.estimator]
-        lead.insert(
-            0,
-            f"Value of the policy: *{chosen.value:.4g}*, 95% interval {chosen.interval.low:.4g} to "
-            f"{chosen.interval.high:.4g} ({verdict.estimator}). The log itself earned {evaluation.behaviour.value:.4g}.",
-        )
     report.write_page(
-        page,
-        f"What is {evaluation.settings['policy']} worth?",
-        [(folder, section) for section in sections],
-        lead=lead,
-        versions=report.versions(),
+        page, title, [(folder, section) for section in sections], lead=lead, versions=report.versions()
     )
     return page
 
 
-_HEADLINE = {
-    "trust": "The data can tell.",
-    "caution": "With caution.",
-    "cannot tell": "The data cannot tell.",
-}
-_COLUMNS = ("estimator", "family", "value", "low", "high", "truncation", "ess", "ess of")
-
-
-def _row(a: Any) -> tuple[Any, ...]:
-    return (
-        a.name,
-        a.kind,
-        a.value,
-        a.interval.low,
-        a.interval.high,
-        a.truncation,
-        a.ess,
-        a.ess_of if a.ess is not None else None,
-    )
-
-
-def _sections(
-    evaluation: Evaluation, folder: Path, rows: list[Any], command: str, seconds: float
-) -> list[report.Section]:
-    d = evaluation.diagnostics
-    settings = {k: str(v) for k, v in plain(evaluation.settings).items()}
-    made: list[report.Section] = []
-    report.save_figure(draw_estimates(evaluation), folder, "estimates")
-    shown = tuple(
-        (
-            *(f"{v:.4g}" if isinstance(v, float) else v for v in row[:6]),
-            None if row[6] is None else f"{row[6]:,.0f}",
-            row[7],
-        )
-        for row in rows
-    )
-    bound = next((a.bound for a in evaluation.answers.values() if a.bound is not None), None)
-    text = [
-        "Discounted value from the log's starts. Estimators that *stop* count nothing after a truncated step; those "
-        "that *bootstrap* fill in what follows. Intervals are over whole episodes (studentised bootstrap)."
+def _lead(evaluation: Evaluation) -> list[str]:
+    """The answer, on what it rests, and the verdict."""
+    d, settings, verdict = evaluation.diagnostics, evaluation.settings, evaluation.verdict
+    steps = "all steps" if settings["horizon"] is None else f"the first {settings['horizon']:,} steps"
+    lead = [
+        f"γ = {settings['discount']:g}, {steps}; {d['episodes']:,} episodes and {d['transitions']:,} transitions of "
+        f"{settings['data']}."
     ]
+    if verdict.estimator is not None:
+        chosen = evaluation.answers[verdict.estimator]
+        lead.append(
+            f"Value of the policy: *{chosen.value:.4g}*, {settings['level']:.0%} interval {chosen.interval.low:.4g} to "
+            f"{chosen.interval.high:.4g} ({verdict.estimator}). The log itself earned {evaluation.behaviour.value:.4g}."
+        )
+    return [*lead, f"*{_HEADLINE[verdict.status]}* {' '.join(verdict.text)}"]
+
+
+def _row(a: Answer) -> tuple[Any, ...]:
+    ess = (a.ess, None if a.ess is None else a.ess_of)
+    return (a.name, a.value, a.interval.low, a.interval.high, a.kind, a.truncation, *ess)
+
+
+def _sections(evaluation: Evaluation, folder: Path, prefix: str) -> list[report.Section]:
+    sections = [_estimates(evaluation, folder, prefix), _weights(evaluation, folder, prefix)]
+    sections.append(_overlap(evaluation, folder, prefix))
+    if evaluation.diagnostics["returns"]["behaviour"] is not None:
+        sections.append(_returns(evaluation, folder, prefix))
+    return sections
+
+
+def _estimates(evaluation: Evaluation, folder: Path, prefix: str) -> report.Section:
+    settings, level = evaluation.settings, f"{evaluation.settings['level']:.0%}"
+    answers = (*evaluation.answers.values(), evaluation.behaviour)
+    write_csv(folder / f"{prefix}estimates.csv", _COLUMNS, [_row(a) for a in answers])
+    report.save_figure(draw_estimates(evaluation), folder, f"{prefix}estimates")
+    shown = []
+    for a in answers:
+        name, value, low, high, *rest, ess, of = _row(a)
+        name = f"*▸ {name}*" if name == evaluation.verdict.estimator else name
+        cells = (f"{value:.4g}", f"{low:.4g}", f"{high:.4g}", *rest)
+        shown.append((name, *cells, None if ess is None else f"{ess:,.0f}", of))
+    text = [
+        "Value from the log's starts; ▸ is the recommended estimate. Estimators that *stop* count nothing after a truncated step; "
+        "those that *bootstrap* fill in what follows. Intervals are over whole episodes (studentised bootstrap)."
+    ]
+    bound = next((a.bound for a in evaluation.answers.values() if a.bound is not None), None)
     if bound is not None:
-        least, largest = evaluation.settings["reward_range"]
+        least, largest = settings["reward_range"]
         text.append(
             f"A bound that holds for any number of episodes (clipped empirical Bernstein, on per-decision importance "
             f"sampling; rewards from {least:.4g} to {largest:.4g}): {bound.low:.4g} to {bound.high:.4g}."
         )
-    made.append(
-        report.Section(
-            "estimates",
-            "Estimates",
-            text=tuple(text),
-            figures=(
-                report.Figure(
-                    "estimates",
-                    "Estimates with 95% intervals; the dashed line is the log's own return. An arrow stands for an estimate "
-                    "that lies outside the picture.",
-                ),
-            ),
-            tables=(report.Table("All estimators", _COLUMNS, shown),),
-            data=("estimates.csv",),
-            command=command,
-            seconds=seconds,
-            settings=settings,
-            versions=report.versions(),
-        )
+    caption = (
+        f"Estimates with {level} intervals; the dashed line is the log's own return. An arrow stands for an interval, or an "
+        "estimate, that goes on outside the picture."
     )
-    report.save_figure(draw_weights(evaluation), folder, "weights")
+    return report.Section(
+        f"{prefix}estimates",
+        "Estimates",
+        text=tuple(text),
+        figures=(report.Figure(f"{prefix}estimates", caption),),
+        tables=(report.Table("All estimators", _COLUMNS, tuple(shown)),),
+        data=(f"{prefix}estimates.csv",),
+        settings={k: str(v) for k, v in plain(settings).items()},
+    )
+
+
+def _weights(evaluation: Evaluation, folder: Path, prefix: str) -> report.Section:
+    d = evaluation.diagnostics
+    report.save_figure(draw_weights(evaluation), folder, f"{prefix}weights")
     known = [entry for entry in d["largest_weights"] if entry["weight"] > 0]
-    tabular = any(entry["state"] is not None for entry in known)
-    largest = tuple(tuple(entry.values())[: 5 if tabular else 3] for entry in known)
-    ratios = tuple(tuple(entry.values()) for entry in d.get("largest_ratios", ()))
+    columns: tuple[str, ...] = ("weight", "episode", "at step", "state", "action")
+    columns = columns if any(entry["state"] is not None for entry in known) else columns[:3]
+    largest = tuple(tuple(entry.values())[: len(columns)] for entry in known)
     tables = [
-        report.Table(
-            "Largest weights of episodes, and the step where each was largest",
-            ("weight", "episode", "at step", "state", "action")[: 5 if tabular else 3],
-            largest,
-        )
+        report.Table("Largest weights of episodes, and the step where each was largest", columns, largest)
     ]
-    if ratios:
-        columns = tuple(d["largest_ratios"][0])
-        tables.append(
-            report.Table(
-                "Largest marginalized ratios: visits of the policy to visits of the log", columns, ratios
-            )
-        )
-    made.append(
-        report.Section(
-            "weights",
-            "Weights",
-            text=(
-                f"{d['ess']:.1f} effective episodes of {d['episodes']} stand behind importance sampling. Weights of whole "
-                f"episodes average {d['mean_weight']:.3g} ± {d['mean_weight_error']:.2g}; they should average 1. The index of their "
-                f"tail is {d['tail_index']:.2f}"
-                + (
-                    ", so heavy that what was drawn says little of what was not: the intervals of importance sampling "
-                    "leave room for that."
-                    if d["tail_index"] > HEAVY
-                    else "; from 0.5 up they would have no variance."
-                ),
-            ),
-            figures=(
-                report.Figure(
-                    "weights", "Left: weights of whole episodes. Right: effective episodes by step."
-                ),
-            ),
-            tables=tuple(tables),
-        )
+    if d.get("largest_ratios"):
+        title = "Largest marginalized ratios: visits of the policy to visits of the log"
+        rows = tuple(tuple(entry.values()) for entry in d["largest_ratios"])
+        tables.append(report.Table(title, tuple(d["largest_ratios"][0]), rows))
+    tail = (
+        ", so heavy that what was drawn says little of what was not: the intervals of importance sampling and doubly "
+        "robust leave room for that."
+        if d["tail_index"] > HEAVY
+        else "; from 0.5 up they would have no variance."
     )
-    report.save_figure(draw_overlap(evaluation), folder, "overlap")
+    text = (
+        f"{d['ess']:.1f} effective episodes of {d['episodes']} stand behind importance sampling. Weights of whole episodes average "
+        f"{d['mean_weight']:.3g} ± {d['mean_weight_error']:.2g}; they should average 1. The index of their tail is "
+        f"{d['tail_index']:.2f}{tail}"
+    )
+    caption = "Left: weights of whole episodes. Right: effective episodes by step."
+    return report.Section(
+        f"{prefix}weights",
+        "Weights",
+        text=(text,),
+        figures=(report.Figure(f"{prefix}weights", caption),),
+        tables=tuple(tables),
+    )
+
+
+def _overlap(evaluation: Evaluation, folder: Path, prefix: str) -> report.Section:
+    d = evaluation.diagnostics
+    report.save_figure(draw_overlap(evaluation), folder, f"{prefix}overlap")
     pairs = tuple(tuple(entry.values()) for entry in d.get("unsupported_pairs", ()))
-    tables = (
-        [report.Table("Where the policy leaves the log", ("state", "action", "mass"), pairs)] if pairs else []
-    )
-    made.append(
-        report.Section(
-            "overlap",
-            "Overlap and behaviour",
-            text=(
-                f"Discounted probability that the policy leaves what the log has seen: {d['unsupported']:.2%}. "
-                f"Behaviour probabilities: {d['behaviour']}."
-                + (
-                    ""
-                    if d.get("behaviour_error") is None
-                    else f" They differ from frequencies by {d['behaviour_error']:.3f} on average."
-                ),
-                f"{d['truncated']} of {d['episodes']} episodes were truncated; what follows them carries "
-                f"{d['tail_behaviour']:.2%} of the discount under the log's policy and {d['tail_target']:.2%} under this one.",
-                *evaluation.notes,
-            ),
-            figures=(report.Figure("overlap", _OVERLAP),),
-            tables=tuple(tables),
+    title = "Where the policy leaves the log"
+    tables = (report.Table(title, ("state", "action", "mass"), pairs),) if pairs else ()
+    error = d.get("behaviour_error")
+    frequencies = "" if error is None else f" They differ from frequencies by {error:.3f} on average."
+    markov = "The log has too few repeated pairs to test whether its states are Markov."
+    if d["markov_degrees"]:
+        found = "does" if d["markov_fails"] else "does not"
+        markov = (
+            f"What came before a step {found} predict what follows it, given state and action: {d['markov_score']:.1f} standard "
+            "deviations beyond chance."
         )
+    return report.Section(
+        f"{prefix}overlap",
+        "Overlap, behaviour and states",
+        text=(
+            f"Discounted probability that the policy leaves what the log has seen: {d['unsupported']:.2%}. "
+            f"Behaviour probabilities: {d['behaviour']}.{frequencies}",
+            markov,
+            f"{d['truncated']} of {d['episodes']} episodes were truncated; what follows them carries "
+            f"{d['tail_behaviour']:.2%} of the discount under the log's policy and {d['tail_target']:.2%} under this one.",
+            *(note[0].upper() + note[1:] + "." for note in evaluation.notes),
+        ),
+        figures=(report.Figure(f"{prefix}overlap", _OVERLAP),),
+        tables=tables,
     )
-    return made
 
 
 _OVERLAP = (
-    "Left: share of the log against share of the policy's occupancy, a point for each pair (or decile of ratios). "
+    "Left: share of the log against share of the policy's occupancy, a point for each pair (or twentieth of ratios). "
     "Right: behaviour probabilities against observed frequencies."
 )
 
 
+def _returns(evaluation: Evaluation, folder: Path, prefix: str) -> report.Section:
+    found = evaluation.diagnostics["returns"]
+    report.save_figure(draw_returns(evaluation), folder, f"{prefix}returns")
+    rows = []
+    for who, one in (("policy", found["target"]), ("log", found["behaviour"])):
+        for kind, title in (("quantiles", "quantile"), ("cvar", "CVaR")):
+            for entry in (one or {}).get(kind, ()):
+                cells = (f"{entry[k]:.4g}" for k in ("value", "low", "high"))
+                rows.append((who, f"{title} {entry['share']:.0%}", *cells))
+    text = "The return of one episode: how often it is at most so much. CVaR is the mean of the worst part."
+    if found["reason"]:
+        text += f" Not known for the policy: {found['reason']}."
+    return report.Section(
+        f"{prefix}returns",
+        "Distribution of returns",
+        text=(text,),
+        figures=(report.Figure(f"{prefix}returns", "Distribution functions of the return of an episode."),),
+        tables=(report.Table("Quantiles and CVaR", ("of", "what", "value", "low", "high"), tuple(rows)),),
+    )
+
+
+def _ranking_section(ranking: Ranking, folder: Path) -> report.Section:
+    report.save_figure(draw_ranking(ranking), folder, "ranking")
+    rows = []
+    for name in ranking.order:
+        one = ranking.policies[name]
+        a = one.answers.get(one.verdict.estimator or "")
+        cells = (
+            (None,) * 4
+            if a is None
+            else (f"{a.value:.4g}", f"{a.interval.low:.4g}", f"{a.interval.high:.4g}", a.name)
+        )
+        shown = f"*▸ {name}*" if name == ranking.best else name
+        rows.append((shown, *cells, one.verdict.status, one.verdict.better))
+    pairs = tuple(
+        (
+            f"{d.first} less {d.second}",
+            f"{d.value:.4g}",
+            f"{d.interval.low:.4g}",
+            f"{d.interval.high:.4g}",
+            "yes" if d.real else "no",
+        )
+        for d in ranking.differences
+    )
+    columns = ("policy", "value", "low", "high", "estimator", "verdict", "than the log's policy")
+    return report.Section(
+        "ranking",
+        "Ranking",
+        text=(
+            "Policies by the lower end of the recommended interval. Differences are paired: both policies are evaluated on the same "
+            "episodes. Their intervals hold for all pairs together.",
+        ),
+        figures=(
+            report.Figure(
+                "ranking", "The recommended estimate of each policy; dashed, the log's own return."
+            ),
+        ),
+        tables=(
+            report.Table("Policies", columns, tuple(rows)),
+            report.Table("Differences", ("difference", "value", "low", "high", "real"), pairs),
+        ),
+    )
+
+
 def draw_estimates(evaluation: Evaluation) -> Figure:
-    """Estimates with intervals, a row for each estimator; an arrow where the estimate lies outside the picture."""
+    """Estimates with intervals, a row for each estimator; arrows where something lies outside the picture."""
     answers = [*evaluation.answers.values(), evaluation.behaviour]
-    low, high = _limits(answers)
+    names = [a.name for a in answers[:-1]] + ["(the log's own return)"]
+    chosen = evaluation.verdict.estimator
+    mark = names.index(chosen) if chosen is not None else None
+    return _draw_rows(answers, names, mark, evaluation.behaviour.value)
+
+
+def draw_ranking(ranking: Ranking) -> Figure:
+    """The recommended estimate of each policy, in their order."""
+    told = [name for name in ranking.order if ranking.policies[name].verdict.estimator is not None]
+    ones = [ranking.policies[name] for name in told]
+    answers = [one.answers[str(one.verdict.estimator)] for one in ones]
+    logged = next(iter(ranking.policies.values())).behaviour
+    return _draw_rows(
+        [*answers, logged], [*told, "(the log's own return)"], 0 if told else None, logged.value
+    )
+
+
+def _draw_rows(answers: list[Answer], names: list[str], mark: int | None, dashed: float) -> Figure:
+    low, high = _limits(answers, mark)
     with report.plot_style():
         figure = Figure(figsize=(6.4, 0.6 + 0.26 * len(answers)))
         axes = figure.subplots()
         for i, a in enumerate(answers):
             colour, marker = _COLOURS[a.kind]
             y = len(answers) - i
+            if i == mark:
+                axes.axhspan(y - 0.45, y + 0.45, color="#F0E442", alpha=0.35, lw=0)
             ends = np.clip([a.interval.low, a.interval.high], low, high)
-            axes.plot(ends, [y, y], color=colour, lw=1.6, solid_capstyle="butt")
+            axes.plot(ends, [y, y], color=colour, lw=2.6 if i == mark else 1.6, solid_capstyle="butt")
+            for end, arrow, outside in (
+                (low, "<", a.interval.low < low),
+                (high, ">", a.interval.high > high),
+            ):
+                if outside:
+                    axes.plot([end], [y], arrow, color=colour, ms=4, clip_on=False)
             if not low <= a.value <= high:
                 marker = "<" if a.value < low else ">"
             axes.plot(np.clip([a.value], low, high), [y], marker, color=colour, ms=5, clip_on=False)
-        axes.axvline(evaluation.behaviour.value, color="#777777", lw=0.8, ls="--")
-        names = [a.name for a in answers[:-1]] + ["(the log's own return)"]
+        axes.axvline(dashed, color="#777777", lw=0.8, ls="--")
         axes.set_yticks(range(len(answers), 0, -1), names)
+        if mark is not None:
+            axes.get_yticklabels()[mark].set_fontweight("bold")
         axes.set_xlabel("value")
         axes.set_xlim(low, high)
     return figure
 
 
-def _limits(answers: list[Answer]) -> tuple[float, float]:
-    """What the picture shows: the intervals of the narrower half of the estimators, and some room."""
+def _limits(answers: list[Answer], mark: int | None) -> tuple[float, float]:
+    """What the picture shows: the intervals of the narrower half of the rows and of the marked one, and some room."""
     narrow = sorted(answers, key=lambda a: a.interval.width)[: (len(answers) + 1) // 2]
-    ends = [x for a in (*narrow, answers[-1]) for x in (a.interval.low, a.value, a.interval.high)]
+    narrow += [answers[-1]] + ([answers[mark]] if mark is not None else [])
+    ends = [x for a in narrow for x in (a.interval.low, a.value, a.interval.high)]
     finite = [x for x in ends if np.isfinite(x)] or [0.0]
     room = 0.3 * (max(finite) - min(finite)) or 1.0
     return min(finite) - room, max(finite) + room
@@ -260,6 +353,22 @@ def draw_weights(evaluation: Evaluation) -> Figure:
         right.set_yscale("log")
         right.set_xlabel("step")
         right.set_ylabel("effective episodes")
+    return figure
+
+
+def draw_returns(evaluation: Evaluation) -> Figure:
+    """Distribution functions of the return, of the log and, where weights allow, of the policy."""
+    found = evaluation.diagnostics["returns"]
+    with report.plot_style():
+        figure = Figure(figsize=(6.4, 2.4))
+        axes = figure.subplots()
+        for who, label, colour in (("behaviour", "log", "#777777"), ("target", "policy", "#0072B2")):
+            if found[who] is not None:
+                curve = found[who]["curve"]
+                axes.step(curve["returns"], curve["share"], where="post", color=colour, label=label)
+        axes.set_xlabel("return of an episode")
+        axes.set_ylabel("share of episodes below")
+        axes.legend()
     return figure
 
 
@@ -294,3 +403,7 @@ def draw_overlap(evaluation: Evaluation) -> Figure:
             right.text(0.5, 0.3, "estimated by counts", ha="center")
             right.set_xlabel("behaviour probability")
     return figure
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-") or "policy"

@@ -5,8 +5,8 @@ The steps for logs of indices are below, in this order; `observations.py` has th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,23 +16,43 @@ from marginax.offline import fitted_q
 from marginax.offline.behaviour import Calibration, behaviour_table, calibration
 from marginax.offline.certainty_equivalence import (
     Counts,
+    Endless,
     Model,
     ModelInfluence,
     certainty_equivalence,
     effective_transitions,
 )
-from marginax.offline.importance import ImportanceSums
+from marginax.offline.importance import FEW, ImportanceSums
 from marginax.offline.log import Log
+from marginax.offline.markov import MarkovSums, MarkovTest
 from marginax.offline.networks import Training
 from marginax.offline.policies import Policy, RowPolicy, load_policy, target_table
-from marginax.offline.ratios import RegressionSums
-from marginax.offline.results import ESTIMATORS, ROBUST, Answer, Estimate, Evaluation, answer, concentration
+from marginax.offline.ranking import rank
+from marginax.offline.ratios import (
+    LoggedValue,
+    RegressionSums,
+    StateRatioEstimate,
+    StateRatioSums,
+    second_pass,
+)
+from marginax.offline.results import (
+    ESTIMATORS,
+    ROBUST,
+    STATE_RATIOS,
+    Answer,
+    Estimate,
+    Evaluation,
+    answer,
+    concentration,
+)
 from marginax.offline.sources import Source, open_data
-from marginax.offline.verdict import agreement, compare, judge
+from marginax.offline.verdict import compare, disagreeing, judge
 from marginax.statistics import Interval, studentised_bootstrap
 from marginax.traces import clip_ratios
+from marginax.weights.empirical import EmpiricalMDP
 
 PREFERRED = ("certainty-equivalence", "fqe-retrace", "fqe-one-step", "fenchel", "saddle-point")
+STOPPED = 0.01  # share of the discount after truncated steps from which the log's plain average is not its policy's value
 SAME_IN_TABLES = ("saddle-point", "fenchel", "fqe-one-step")
 SAME = "with tables, saddle-point, fenchel and fqe-one-step have the solution of certainty-equivalence: one row stands for all"
 
@@ -49,10 +69,15 @@ class Request:
     seed: int
     progress: Callable[[str, Iterable[Any]], Iterator[Any]]
     training: Training
+    horizon: int | None = None
 
     def wants(self, *names: str) -> list[str]:
         """Those of `names` that were asked for."""
         return [name for name in names if name in self.estimators]
+
+    def cut(self, log: Log) -> Log:
+        """The log up to the horizon."""
+        return log if self.horizon is None else log.first_steps(self.horizon)
 
     def rewards(self, least: float, largest: float) -> tuple[float, float]:
         """The range of rewards: as given, if it holds those of the log, else the log's own."""
@@ -70,6 +95,8 @@ def evaluate(
     policy: Any,
     *,
     discount: float = 0.99,
+    horizon: int | None = None,
+    policy_kind: str | None = None,
     estimators: Iterable[str] | None = None,
     behaviour: Any = "auto",
     reward_range: tuple[float, float] | None = None,
@@ -78,7 +105,7 @@ def evaluate(
     progress: Callable[[str, Iterable[Any]], Iterator[Any]] | None = None,
     training: Training | None = None,
     engine: str = "local",
-) -> Evaluation:
+) -> Any:
     """Estimates the value of `policy` from a log that another policy made, by every estimator that applies.
 
     The value is E[Σ_t γ^t r_t] under π until the episode terminates, started where the log's episodes start. Truncated episodes go
@@ -86,8 +113,10 @@ def evaluate(
 
     Args:
         data: a `Log`, a `Trajectory`, a file, a frame, a Minari id or folder (see `open_data`).
-        policy: the target policy π (see `load_policy`).
-        discount: γ in [0, 1).
+        policy: the target policy π (see `load_policy`), or a mapping of names to several.
+        discount: γ in [0, 1].
+        horizon: number of steps whose rewards count; None for all. Where the log is shorter, estimators bootstrap.
+        policy_kind: what a two-dimensional array is, a `table` of states or probabilities of the log's `rows`.
         estimators: names from `ESTIMATORS`; None takes all that apply.
         behaviour: `auto` (the log's probabilities, or estimated where it has none), `logged`, `estimated`,
             or a table [S, A].
@@ -99,7 +128,7 @@ def evaluate(
         engine: where the work runs; `local`.
 
     Returns:
-        Answers, diagnostics and a verdict.
+        Answers, diagnostics and a verdict; for several policies a `Ranking` of them.
 
     Raises:
         ValueError: where data, policy and settings do not fit together, naming the place.
@@ -111,7 +140,10 @@ def evaluate(
     >>> float(mdp.initial @ mdp.v_values(pi)) in result.answers["certainty-equivalence"].interval
     True
     """
-    discount = checks.discount(discount)
+    discount = 1.0 if discount == 1 else checks.discount(discount)
+    horizon = None if horizon is None else checks.count("horizon", horizon)
+    if horizon is not None and 0 < discount < 1 and discount**horizon < 1e-10:
+        horizon = None  # nothing of weight follows
     if not 0.5 <= level < 1:
         raise ValueError(f"level must lie in [0.5, 1), got {level}")
     if engine != "local":
@@ -121,7 +153,6 @@ def evaluate(
         if name not in ESTIMATORS:
             raise ValueError(f"unknown estimator {name!r}: choose from {', '.join(ESTIMATORS)}")
     source = open_data(data)
-    target = load_policy(policy, source)
     request = Request(
         discount=discount,
         estimators=names,
@@ -131,12 +162,19 @@ def evaluate(
         seed=seed,
         progress=progress or (lambda _, parts: iter(parts)),
         training=training or Training(),
+        horizon=horizon,
     )
+    several = policy if isinstance(policy, Mapping) else {"policy": policy}
+    if not several:
+        raise ValueError("policy is an empty mapping: give at least one policy")
+    targets = {name: load_policy(one, source, policy_kind) for name, one in several.items()}
     if source.first().tabular:
-        return evaluate_tabular(source, target, request)
-    from marginax.offline.observations import evaluate_observations
+        found = {name: evaluate_tabular(source, target, request) for name, target in targets.items()}
+    else:
+        from marginax.offline.observations import evaluate_observations
 
-    return evaluate_observations(source, target, request)
+        found = {name: evaluate_observations(source, target, request) for name, target in targets.items()}
+    return rank(found, level, seed) if isinstance(policy, Mapping) else found["policy"]
 
 
 def evaluate_tabular(source: Source, policy: Policy, request: Request) -> Evaluation:
@@ -145,20 +183,29 @@ def evaluate_tabular(source: Source, policy: Policy, request: Request) -> Evalua
     counts = count(source, pi.shape, request)
     whole = counts.whole
     mu, how = behaviour_table(request.behaviour, whole, bool(counts.has_behaviour))
-    model = certainty_equivalence(whole, pi, request.discount)
+    try:
+        model = certainty_equivalence(whole, pi, request.discount, horizon=request.horizon)
+    except Endless:
+        request = replace(request, horizon=counts.longest)
+        notes.append(
+            f"without a discount, and with states that never end in the log's counts, values are those of the first "
+            f"{counts.longest} steps, the length of the longest episode"
+        )
+        model = certainty_equivalence(whole, pi, request.discount, horizon=request.horizon)
     weighing = Weighing(policy, pi, mu, counts, model, request)
     for log in request.progress("weighting", source.chunks()):
         weighing.update(log)
     sums = weighing.sums
 
-    estimates = sums.estimates()
-    if weighing.regression is not None:
-        passes = request.progress("regression", source.chunks())
-        chunks = ((log, weighing.ratios(log)) for log in passes)
-        unseen = sums.unseen_rewards()
-        estimates["regression"] = weighing.regression.estimate(chunks, counts.episodes, unseen)
+    by_model = weighing.influence.estimate(whole.visits)
+    estimates = sums.estimates(by_model)
+    again = weighing.second_look()
+    if again:
+        passes = request.progress("second look", source.chunks())
+        estimates |= second_pass(((log, weighing.ratios(log)) for log in passes), *again)
+    logged = estimates.pop("logged value", None)
     if request.wants("certainty-equivalence", *SAME_IN_TABLES):
-        estimates["certainty-equivalence"] = weighing.influence.estimate(whole.visits)
+        estimates["certainty-equivalence"] = by_model
         if request.wants(*SAME_IN_TABLES):
             notes.append(SAME)
     estimates |= _fitted(source, counts, model, pi, mu, request, notes)
@@ -166,16 +213,19 @@ def evaluate_tabular(source: Source, policy: Policy, request: Request) -> Evalua
     estimates = {name: estimates[name] for name in ESTIMATORS if name in estimates and name in asked}
 
     check = calibration(whole, mu) if how != "estimated" else None
-    room = unsupported_room(model)
+    room = unsupported_room(model, sums)
     target, visits = model.occupancy.ravel(), np.asarray(whole.visits)
+    diagnostics = diagnostics_of(sums, how, check, weighing.markov.result(), request)
+    diagnostics |= _pairs(visits, model) | {"unreachable": unreachable(whole, mu, model, how)}
     return conclude(
         intervals(estimates, sums, request, how, room),
         estimates,
         sums,
-        diagnostics_of(sums, how, check) | _pairs(visits, model),
+        diagnostics,
         request,
         preferred=PREFERRED,
         room=room,
+        logged=logged,
         settings={
             "data": source.name,
             "policy": policy.name,
@@ -216,36 +266,64 @@ class Weighing:
         model: Model,
         request: Request,
     ) -> None:
-        self.policy, self.pi, self.mu, gamma = policy, pi, mu, request.discount
+        self.policy, self.pi, self.mu, self.request = policy, pi, mu, request
+        gamma, horizon, states = request.discount, request.horizon, len(pi)
+        self.whole = counts.whole
         self.critics: list[Model] | None = None
-        if request.wants(*ROBUST):  # the critic of each fold is fitted on the others
-            starts = counts.whole.starts
+        if request.wants(
+            *ROBUST, "doubly-robust-state-ratio"
+        ):  # the critic of each fold is fitted on the others
             self.critics = [
-                certainty_equivalence(fold, pi, gamma, starts=starts) for fold in reversed(counts.folds)
+                certainty_equivalence(fold, pi, gamma, starts=self.whole.starts, horizon=horizon)
+                for fold in reversed(counts.folds)
             ]
         self.rewards = request.rewards(counts.reward_min, counts.reward_max)
+        longest = counts.longest if horizon is None else min(counts.longest, horizon)
         robust = self.critics is not None
-        self.sums = ImportanceSums(counts.episodes, counts.longest, gamma, with_zero(self.rewards), robust)
-        self.regression = (
-            RegressionSums(pi.shape[0], pi.shape[1], gamma) if request.wants("regression") else None
-        )
+        self.sums = ImportanceSums(counts.episodes, longest, gamma, with_zero(self.rewards), robust, horizon)
         self.influence = ModelInfluence(model, counts.episodes)
+        single = model
+        if len(model.q) > 1 or gamma == 1:  # the test needs one value for each pair
+            single = certainty_equivalence(self.whole, pi, min(gamma, 1 - 1 / max(longest, 2)))
+        self.markov = MarkovSums(single)
+        regression = RegressionSums(states, pi.shape[1], gamma, horizon)
+        self.regression = regression if request.wants("regression") else None
+        self.states = StateRatioSums(states, gamma) if request.wants(*STATE_RATIOS) else None
+        self.logged = StateRatioSums(states, gamma) if counts.truncated else None
 
     def update(self, log: Log) -> None:
         """Adds a chunk."""
         ratios = self.ratios(log)
-        errors = None if self.critics is None else critic_errors(log, self.critics, self.sums.seen)
-        self.sums.update(log, ratios, errors)
+        cut = self.request.cut(log)
+        errors = None if self.critics is None else critic_errors(cut, self.critics, self.sums.seen)
+        self.sums.update(cut, ratios if cut is log else self.ratios(cut), errors)
         self.influence.update(log)
+        self.markov.update(log)
         if self.regression is not None:
             self.regression.update(log, ratios)
+        if self.states is not None:
+            self.states.update(log, ratios)
+        if self.logged is not None:
+            self.logged.update(log, np.ones(len(log)))
 
     def merge(self, other: Weighing) -> None:
         """Adds what was gathered from other chunks of the same log."""
-        self.sums.merge(other.sums)
-        self.influence.merge(other.influence)
-        if self.regression is not None and other.regression is not None:
-            self.regression.merge(other.regression)
+        for name in ("sums", "influence", "markov", "regression", "states", "logged"):
+            if getattr(self, name) is not None:
+                getattr(self, name).merge(getattr(other, name))
+
+    def second_look(self) -> list[Any]:
+        """What needs another pass over the log to find its influences."""
+        horizon = self.request.horizon
+        found: list[Any] = []
+        if self.regression is not None:
+            found.append(self.regression.estimator(self.sums.episodes, self.sums.unseen_rewards()))
+        if self.states is not None:
+            critics = self.critics if self.request.wants("doubly-robust-state-ratio") else None
+            found.append(StateRatioEstimate(self.states, critics, self.whole.successors, horizon))
+        if self.logged is not None and self.sums.sums["tail"][0] > STOPPED * self.sums.episodes:
+            found.append(LoggedValue(self.logged, None, None, horizon))
+        return found
 
     def ratios(self, log: Log) -> np.ndarray:
         """[N] π/μ of the logged actions."""
@@ -268,7 +346,7 @@ def critic_errors(log: Log, critics: list[Model], first: int) -> tuple[np.ndarra
     begin = log.states[log.offsets[:-1]]
     delta, base = np.empty(len(log)), np.empty(log.num_episodes)
     for k, critic in enumerate(critics):
-        delta[rows == k] = critic.errors(log, log.times)[rows == k]
+        delta[rows == k] = critic.errors(log)[rows == k]
         base[fold == k] = critic.v[0, begin[fold == k]]
     return delta, base
 
@@ -284,6 +362,9 @@ def _fitted(
 ) -> dict[str, Estimate]:
     """Fitted Q evaluation with multi-step and marginalized backups."""
     wanted = request.wants("fqe-retrace", "fqe-marginalized")
+    if wanted and (request.horizon is not None or request.discount == 1):
+        notes.append("fitted Q needs a discount below 1 and no horizon; it was left out")
+        return {}
     if "fqe-marginalized" in wanted and pi.size > fitted_q.PAIR_LIMIT:
         notes.append(f"fqe-marginalized left out above {fitted_q.PAIR_LIMIT:,} pairs")
         wanted.remove("fqe-marginalized")
@@ -306,11 +387,31 @@ def with_zero(rewards: tuple[float, float]) -> tuple[float, float]:
     return min(rewards[0], 0.0), max(rewards[1], 0.0)
 
 
-def unsupported_room(model: Model) -> tuple[float, float]:
-    """How much lower and higher the value may be if what was never seen has any value seen elsewhere."""
-    low, high = model.value_range
+def unsupported_room(model: Model, sums: ImportanceSums) -> tuple[float, float]:
+    """How much lower and higher the value may be if what was never seen has any value that the rewards permit."""
+    if model.unsupported == 0:
+        return 0.0, 0.0
+    low, high = sums.value_range()
     below, above = max(model.default_value - low, 0.0), max(high - model.default_value, 0.0)
     return model.unsupported * below, model.unsupported * above
+
+
+def unreachable(counts: EmpiricalMDP, mu: np.ndarray | None, model: Model, how: str) -> float:
+    """Discounted visits of π to pairs that the behaviour policy never takes, as far as its probabilities say.
+
+    A pair that the log missed by chance is none of them: the logged probabilities of the actions that were taken leave something
+    over for it. Estimated probabilities leave nothing.
+    """
+    if how == "estimated":
+        return model.unsupported
+    if mu is None:
+        mean = np.divide(
+            counts.behaviour_sums, counts.visits, out=np.zeros(counts.visits.shape), where=counts.support
+        )
+        never = np.broadcast_to(1.0 - mean.sum(axis=1, keepdims=True) < 1e-3, mean.shape)
+    else:
+        never = mu <= 0
+    return float(min((model.off_support_occupancy * never).sum(), model.unsupported))
 
 
 def intervals(
@@ -321,22 +422,37 @@ def intervals(
     room: tuple[float, float] = (0.0, 0.0),
 ) -> dict[str, Answer]:
     """Step 5: intervals of all estimates, with `room` for those that rest on a model, and the bound where it applies."""
+    possible = sums.value_range()
     bound = None
-    if how == "logged":
-        lower, upper = sums.sums["lower"], sums.sums["upper"]
-        bound = concentration(lower, upper, sums.value_range(), level=request.level)
+    if how == "logged" and np.isfinite(possible).all():
+        bound = concentration(sums.sums["lower"], sums.sums["upper"], possible, level=request.level)
     answers = {}
     for name, estimate in estimates.items():
-        model_based = ESTIMATORS[name][1] == "bootstraps" and name not in ROBUST
-        answers[name] = answer(
+        rests_on_support = ESTIMATORS[name][0] in ("marginalized", "fitted Q") and name not in STATE_RATIOS
+        rests_on_support &= ESTIMATORS[name][1] == "bootstraps"
+        found = answer(
             name,
             estimate,
             level=request.level,
             seed=request.seed,
-            room=room if model_based else (0.0, 0.0),
+            room=room if rests_on_support else (0.0, 0.0),
             bound=bound if name == "per-decision-is" else None,
         )
+        answers[name] = within(found, possible)
     return answers
+
+
+def within(found: Answer, possible: tuple[float, float]) -> Answer:
+    """An answer whose value and interval do not leave what the rewards permit; `beyond` says that the value did."""
+    low, high = possible
+    slack = 1e-9 * max(abs(low), abs(high))
+    ends = Interval(
+        float(np.clip(found.interval.low, low, high)),
+        float(np.clip(found.interval.high, low, high)),
+        found.interval.level,
+    )
+    beyond = not low - slack <= found.value <= high + slack
+    return replace(found, value=float(np.clip(found.value, low, high)), interval=ends, beyond=beyond)
 
 
 def conclude(
@@ -348,6 +464,7 @@ def conclude(
     *,
     preferred: tuple[str, ...],
     room: tuple[float, float] = (0.0, 0.0),
+    logged: Estimate | None = None,
     settings: dict[str, Any],
     notes: Iterable[str],
     curves: dict[str, Any],
@@ -355,32 +472,62 @@ def conclude(
     """Step 6: the verdict on the answers, the difference to the log's own policy, and all of it together."""
     level, seed = request.level, request.seed
     answers = {name: answers[name] for name in ESTIMATORS if name in answers}
-    logged = sums.behaviour()
-    diagnostics["disagreeing"] = agreement(answers)
-    verdict = judge(answers, diagnostics, preferred)
-    advantage = None
-    comparable = diagnostics["tail_behaviour"] <= 0.01  # else the log's own average stops at truncation
-    if verdict.estimator in estimates and comparable:
-        chosen = estimates[verdict.estimator]
-        difference = chosen.influence - logged.influence
-        advantage = studentised_bootstrap(chosen.value - logged.value, difference, level=level, seed=seed)
+    average = sums.behaviour()
+    diagnostics["disagreeing"] = disagreeing(answers, estimates)
+    diagnostics["room"] = room
+    verdict = judge(answers, estimates, diagnostics, preferred, max(room))
+    stopped = diagnostics["tail_behaviour"] > STOPPED  # the plain average stops at truncation
+    own, reason, advantage = average, "", None
+    if stopped:
+        if logged is None:
+            reason = "the log is truncated, and its own value past that point is not known"
+        elif diagnostics["markov_fails"]:
+            reason = "the log is truncated, and its states do not tell what follows"
+        else:
+            own = logged
+    diagnostics["behaviour_value"] = None if reason else own.value
+    chosen = estimates.get(verdict.estimator or "")
+    if verdict.estimator is None:
+        reason = ""
+    elif chosen is None:
+        reason = f"{verdict.estimator} has no influence of single episodes"
+    elif not reason:
+        gap, psi = chosen.value - own.value, chosen.influence - own.influence
+        advantage = studentised_bootstrap(gap, psi, level=level, seed=seed)
         if verdict.estimator in preferred:
             advantage = Interval(advantage.low - room[0], advantage.high + room[1], level)
+    beyond = [a.name for a in answers.values() if a.beyond]
+    if beyond:
+        low, high = sums.value_range()
+        notes = (
+            *notes,
+            f"{', '.join(beyond)} went beyond what rewards from {settings['reward_range'][0]:.4g} to "
+            f"{settings['reward_range'][1]:.4g} permit and {'were' if len(beyond) > 1 else 'was'} cut to "
+            f"{low:.4g} to {high:.4g}",
+        )
     return Evaluation(
         answers=answers,
-        behaviour=answer("behaviour", logged, level=level, seed=seed),
+        behaviour=answer("behaviour", average, level=level, seed=seed),
         advantage=advantage,
-        verdict=compare(verdict, advantage),
+        verdict=compare(verdict, advantage, reason),
         diagnostics=diagnostics,
-        settings={**settings, "discount": request.discount, "level": level, "seed": seed},
+        settings={
+            **settings,
+            "discount": request.discount,
+            "horizon": request.horizon,
+            "level": level,
+            "seed": seed,
+        },
         notes=tuple(notes),
         curves=curves,
         estimates=estimates,
     )
 
 
-def diagnostics_of(sums: ImportanceSums, how: str, check: Calibration | None) -> dict[str, Any]:
-    """What the weights of episodes and the behaviour probabilities look like."""
+def diagnostics_of(
+    sums: ImportanceSums, how: str, check: Calibration | None, markov: MarkovTest, request: Request
+) -> dict[str, Any]:
+    """What the weights of episodes, the behaviour probabilities and the states look like."""
     weights, n = sums.weights, sums.episodes
     ratio, ratio_error = sums.mean_ratio()
     tail_behaviour, tail_target = sums.sums["tail"] / n
@@ -405,8 +552,29 @@ def diagnostics_of(sums: ImportanceSums, how: str, check: Calibration | None) ->
         "behaviour_deviation": None if check is None else check.deviation,
         "behaviour_error": None if check is None else check.error,
         "behaviour_suspicious": check is not None and check.suspicious,
+        "markov_score": markov.score,
+        "markov_degrees": markov.degrees,
+        "markov_fails": markov.fails,
+        "returns": returns_of(sums, request.level),
         "span": sums.return_span,
     }
+
+
+def returns_of(sums: ImportanceSums, level: float) -> dict[str, Any]:
+    """The distribution of returns, of π where its weights allow and of the log, unless truncation hides a part of them."""
+    if sums.sums["tail"][0] > STOPPED * sums.episodes:
+        return {
+            "target": None,
+            "behaviour": None,
+            "reason": "truncated episodes hide a part of their returns",
+        }
+    logged = sums.distribution(level, weighted=False)
+    found: dict[str, Any] = {"behaviour": logged, "target": None, "reason": None}
+    if sums.ess() >= FEW:
+        found["target"] = sums.distribution(level)
+    else:
+        found["reason"] = f"{sums.ess():.0f} effective episodes are too few"
+    return found
 
 
 def _pairs(visits: np.ndarray, model: Model) -> dict[str, Any]:

@@ -45,7 +45,14 @@ class RowPolicy:
                 f"{log.where(int(np.argmax(log.rows >= len(self.probabilities))))} has none"
             )
         rows = self.probabilities[log.rows]
-        return rows if rows.ndim == 1 else np.take_along_axis(rows, log.actions[:, None], axis=1)[:, 0]
+        if rows.ndim == 2:
+            return np.take_along_axis(rows, log.actions[:, None], axis=1)[:, 0]
+        if log.discrete_actions and (rows > 1 + 1e-6).any():
+            row = int(np.argmax(rows > 1 + 1e-6))
+            raise ValueError(
+                f"{log.where(row)}: the policy {self.name} gives probability {rows[row]:g}, above 1"
+            )
+        return rows
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,10 @@ class FunctionPolicy:
 
     def __call__(self, observations: np.ndarray) -> Any:
         """Probabilities [N, A], or mean and standard deviation [N, K], checked."""
-        result = self.function(observations)
+        try:
+            result = self.function(observations)
+        except Exception as error:  # whatever a user's function raises
+            raise ValueError(f"the policy {self.name} raised {_last_line(error)}") from error
         if isinstance(result, tuple):
             if len(result) != 2:
                 raise ValueError(f"the policy {self.name} returned {len(result)} arrays, not (mean, std)")
@@ -82,15 +92,15 @@ class FunctionPolicy:
 Policy = TablePolicy | RowPolicy | FunctionPolicy
 
 
-def load_policy(policy: Any, source: Source | None = None) -> Policy:
+def load_policy(policy: Any, source: Source | None = None, kind: str | None = None) -> Policy:
     """The target policy behind `policy`.
 
     Args:
-        policy: a table [S, A]; a function of observations; or a string: the path of a `.npy` or `.csv`
-            table, of a file of probabilities aligned with the log's rows (one number a row, or a `.parquet`
-            file with a column for each action), of a folder written by `marginax train`, or
-            `module:function` (imported from the current folder or the Python path).
-        source: the log, to tell a table from probabilities aligned with its rows.
+        policy: a table [S, A]; probabilities for each row of the log, [N] of the logged action or [N, A] of all actions; a function
+            of observations; or a string: the path of a `.npy`, `.csv` or `.parquet` file with such an array, of a folder
+            written by `marginax train`, or `module:function` (imported from the current folder or the Python path).
+        source: the log, to tell a table from probabilities of its rows.
+        kind: what a two-dimensional array is, `table` or `rows`. It has to be given where the shape does not say.
 
     Raises:
         ValueError: naming what is wrong with it.
@@ -99,18 +109,21 @@ def load_policy(policy: Any, source: Source | None = None) -> Policy:
     >>> load_policy([[0.5, 0.5], [1.0, 0.0]]).table.shape
     (2, 2)
     """
+    if kind not in (None, "table", "rows"):
+        raise ValueError(f"policy_kind must be table or rows, got {kind!r}")
     if isinstance(policy, Policy):
         return policy
     if callable(policy):
         return FunctionPolicy(policy, getattr(policy, "__name__", "function"))
     if not isinstance(policy, str | Path):
-        return TablePolicy(probabilities("policy", checks.array("policy", policy, (None, None))))
+        if np.ndim(policy) not in (1, 2):
+            checks.array("policy", policy, (None, None))
+        return _from_array(np.asarray(policy, dtype=np.float64), "policy", source, kind)
     path = Path(policy)
-    suffix = path.suffix.lower()
-    if suffix in (".npy", ".csv", ".parquet"):
+    if path.suffix.lower() in (".npy", ".csv", ".parquet"):
         if not path.is_file():
             raise FileNotFoundError(f"there is no policy file {str(path)!r}")
-        return _from_array(_read(path), path, source)
+        return _from_array(_read(path), path.name, source, kind)
     if path.is_dir():
         return _from_run(path)
     if ":" in str(policy):
@@ -119,6 +132,53 @@ def load_policy(policy: Any, source: Source | None = None) -> Policy:
         f"policy {str(policy)!r} is not a .npy, .csv or .parquet file, a folder of `marginax train`, "
         "or module:function"
     )
+
+
+def _from_array(array: np.ndarray, name: str, source: Source | None, kind: str | None) -> Policy:
+    if array.ndim == 1:
+        if kind == "table" or source is None:
+            raise ValueError(f"{name}: a table must have shape [states, actions], got shape {array.shape}")
+        bad = ~((array >= 0) & np.isfinite(array))
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise ValueError(f"{name}: row {row} is {array[row]}, not a probability or density")
+        return _rows(array, name, source)
+    if array.ndim != 2:
+        raise ValueError(f"{name}: expected [S, A] or one probability per row, got shape {array.shape}")
+    table = probabilities(name, array)
+    if kind is None:
+        kind = _kind(table, name, source)
+    if kind == "table":
+        return TablePolicy(table, name)
+    if source is None:
+        raise ValueError(f"{name}: probabilities of rows need a log")
+    return _rows(table, name, source)
+
+
+def _kind(table: np.ndarray, name: str, source: Source | None) -> str:
+    """What an array [n, A] is: a table of states, unless it has one row for each row of the log. If it could be both, we ask."""
+    if source is None or len(table) != source.rows():
+        return "table"
+    if not source.first().tabular or source.table_sizes()[0] > len(table):
+        return "rows"
+    if source.sizes is not None and source.sizes[0] != len(table):
+        return "rows"
+    raise ValueError(
+        f"{name} has {len(table)} rows, as many as the log: is it a table of states or probabilities of the log's rows? "
+        "Say so with policy_kind (--policy-kind table, or --policy-kind rows)"
+    )
+
+
+def _rows(array: np.ndarray, name: str, source: Source) -> RowPolicy:
+    if len(array) != source.rows():
+        raise ValueError(
+            f"{name} has {len(array)} rows of probabilities, and the log has {source.rows()} rows"
+        )
+    return RowPolicy(array, name)
+
+
+def _last_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
 
 
 def target_table(policy: Policy, source: Source) -> tuple[np.ndarray, list[str]]:
@@ -179,23 +239,6 @@ def probabilities(name: str, table: np.ndarray) -> np.ndarray:
     return table / sums
 
 
-def _from_array(array: np.ndarray, path: Path, source: Source | None) -> Policy:
-    name = path.name
-    if array.ndim == 1:
-        bad = ~((array >= 0) & np.isfinite(array))
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise ValueError(f"{name}: row {row} is {array[row]}, not a probability or density")
-        return RowPolicy(array, name)
-    if array.ndim != 2:
-        raise ValueError(f"{name}: expected [S, A] or one probability a row, got shape {array.shape}")
-    table = probabilities(name, array)
-    aligned = path.suffix.lower() == ".parquet"
-    if not aligned and source is not None and source.total == len(table):
-        aligned = source.sizes is None or source.sizes[0] != len(table)
-    return RowPolicy(table, name) if aligned else TablePolicy(table, name)
-
-
 def _read(path: Path) -> np.ndarray:
     if path.suffix.lower() == ".npy":
         try:
@@ -229,8 +272,8 @@ def _imported(address: str) -> Callable[[np.ndarray], Any]:
     with _current_folder():
         try:
             found = importlib.import_module(module)
-        except ImportError as error:
-            raise ValueError(f"policy {address!r}: cannot import {module!r}: {error}") from None
+        except Exception as error:  # whatever a user's module raises
+            raise ValueError(f"policy {address!r}: cannot import {module!r}: {_last_line(error)}") from error
     function = getattr(found, name, None)
     if not callable(function):
         raise ValueError(f"policy {address!r}: {module!r} has no function {name!r}")

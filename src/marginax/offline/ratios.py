@@ -1,11 +1,18 @@
-"""Marginalized importance sampling by regression: the weight of a pair is the mean of the weights met there."""
+"""Marginalized importance sampling with ratios that the log's own weights give: by regression on pairs, and on states.
+
+Under a Markov behaviour policy the action taken in x does not know how x was reached, so that the ratio of a pair factorises,
+w(x,a) = u(x) π(a|x)/μ(a|x). `StateRatioSums` estimates only u, on states; the action keeps its own ratio.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 
+from marginax.offline.certainty_equivalence import FOLDS, Layers, Model, WeightedErrors
 from marginax.offline.log import Log
 from marginax.offline.results import Estimate, Influence
 
@@ -17,8 +24,10 @@ class RegressionSums:
     (1/E) Σ γ^t w(x_t,a_t) r_t.
     """
 
-    def __init__(self, num_states: int, num_actions: int, discount: float) -> None:
-        self.shape, self.discount = (num_states, num_actions), discount
+    def __init__(
+        self, num_states: int, num_actions: int, discount: float, horizon: int | None = None
+    ) -> None:
+        self.shape, self.discount, self.horizon = (num_states, num_actions), discount, horizon
         self.weighted, self.visits, self.rewards = (np.zeros(self.shape) for _ in range(3))
 
     def update(self, log: Log, ratios: np.ndarray) -> None:
@@ -38,30 +47,198 @@ class RegressionSums:
         self.rewards += other.rewards
 
     def _terms(self, log: Log, ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        gamma = self.discount ** log.times.astype(np.float64)
+        times = log.times
+        gamma = self.discount ** times.astype(np.float64)
+        if self.horizon is not None:
+            gamma = np.where(times < self.horizon, gamma, 0.0)
         return log.products(ratios), gamma, log.states * self.shape[1] + log.actions
 
     def weights(self) -> np.ndarray:
         """[S, A] ratios, zero where the log never went."""
         return np.divide(self.weighted, self.visits, out=np.zeros(self.shape), where=self.visits > 0)
 
-    def estimate(
-        self, chunks: Iterable[tuple[Log, np.ndarray]], episodes: int, unseen: float = 0.0
-    ) -> Estimate:
-        """The value and its influence, ψ_i = Σ_t γ^t (ρ_t r̂ + w r_t - w r̂) - value, in one more pass.
+    def estimator(self, episodes: int, unseen: float = 0.0) -> RegressionEstimate:
+        """What the next pass needs; `unseen` is what the episodes that its weights miss may add."""
+        return RegressionEstimate(self, episodes, unseen)
 
-        `unseen` is what the episodes that its weights miss may add (`ImportanceSums.unseen_rewards`).
-        """
-        w = self.weights().ravel()
-        seen = self.visits > 0
-        mean = np.divide(self.rewards, self.visits, out=np.zeros(self.shape), where=seen).ravel()
-        value = float(w @ self.rewards.ravel()) / episodes
-        influence = Influence(episodes)
-        for log, ratios in chunks:
-            rho, gamma, pairs = self._terms(log, ratios)
-            terms = gamma * (rho * mean[pairs] + w[pairs] * (log.rewards - mean[pairs]))
-            influence.add(log.sums(terms) - value)
-        visits = self.visits.ravel()
-        square = float((visits * w**2).sum())
-        ess = float((visits * w).sum()) ** 2 / square if square > 0 else 0.0
-        return Estimate(value, influence.groups(), ess, "transitions", unseen)
+
+class RegressionEstimate:
+    """The value and its influence, ψ_i = Σ_t γ^t (ρ_t r̂ + w r_t - w r̂) - value, in one more pass."""
+
+    def __init__(self, sums: RegressionSums, episodes: int, unseen: float) -> None:
+        self.sums, self.unseen = sums, unseen
+        self.weights = sums.weights().ravel()
+        seen = sums.visits > 0
+        self.mean = np.divide(sums.rewards, sums.visits, out=np.zeros(sums.shape), where=seen).ravel()
+        self.value = float(self.weights @ sums.rewards.ravel()) / episodes
+        self.influence = Influence(episodes)
+
+    def update(self, log: Log, ratios: np.ndarray) -> None:
+        """Adds a chunk."""
+        rho, gamma, pairs = self.sums._terms(log, ratios)
+        w, mean = self.weights[pairs], self.mean[pairs]
+        terms = gamma * (rho * mean + w * (log.rewards - mean))
+        self.influence.add(log.sums(terms) - self.value)
+
+    def estimates(self) -> dict[str, Estimate]:
+        """By name."""
+        visits, w = self.sums.visits.ravel(), self.weights
+        ess = _effective(float((visits * w).sum()), float((visits * w**2).sum()))
+        return {"regression": Estimate(self.value, self.influence.groups(), ess, "transitions", self.unseen)}
+
+
+class StateRatioSums:
+    """Sums of one-step ratios by state, for each fold of episodes: Σρ, Σρr, and Σρ by successor.
+
+    They make a process on states, K(x'|x) = Σρ 1{x'} / Σρ and r̂(x) = Σρr / Σρ, in which nothing is lost where π takes an action
+    that the log missed by chance: the actions seen there stand for it. With ratios 1 it is the process of the log's own policy.
+    """
+
+    def __init__(self, num_states: int, discount: float) -> None:
+        s = num_states
+        self.discount = discount
+        self.mass, self.rewards, self.squares = (np.zeros((FOLDS, s)) for _ in range(3))
+        self.starts = np.zeros(s)
+        self.successors = [sp.csr_array((s, s)) for _ in range(FOLDS)]
+        self.seen = 0
+
+    def update(self, log: Log, ratios: np.ndarray, first: int | None = None) -> None:
+        """Adds a chunk of whole episodes, numbered from `first`."""
+        number = (self.seen if first is None else first) + np.arange(log.num_episodes)
+        fold = np.repeat(number % FOLDS, log.lengths)
+        s = len(self.starts)
+        key = fold * s + log.states
+        for table, values in (
+            (self.mass, ratios),
+            (self.rewards, ratios * log.rewards),
+            (self.squares, ratios**2),
+        ):
+            table += np.bincount(key, values, minlength=FOLDS * s).reshape(FOLDS, s)
+        self.starts += np.bincount(log.states[log.offsets[:-1]], minlength=s)
+        for k in range(FOLDS):
+            rows = (fold == k) & ~log.terminal & (ratios > 0)
+            entries = (ratios[rows], (log.states[rows], log.next_states[rows]))
+            self.successors[k] = self.successors[k] + sp.coo_array(entries, shape=(s, s)).tocsr()
+        self.seen += log.num_episodes
+
+    def merge(self, other: StateRatioSums) -> None:
+        """Adds the sums of other chunks."""
+        for name in ("mass", "rewards", "squares", "starts", "seen"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.successors = [a + b for a, b in zip(self.successors, other.successors, strict=True)]
+
+    def solve(self, horizon: int | None, fold: int | None = None) -> tuple[Layers, np.ndarray, Any]:
+        """Values and visits on states, the ratio Σ_t γ^t d_t(x) per unit of Σρ and episode, and the sums by successor."""
+        picked = range(FOLDS) if fold is None else (fold,)
+        mass, rewards = (sum(table[k] for k in picked) for table in (self.mass, self.rewards))
+        successors = sum((self.successors[k] for k in picked), sp.csr_array(self.successors[0].shape))
+        known = mass > 0
+        inverse = np.divide(1.0, mass, out=np.zeros_like(mass), where=known)
+        kernel = sp.csr_array(sp.diags_array(inverse) @ successors)
+        starts = self.starts / self.starts.sum()
+        layers = Layers(
+            kernel, rewards * inverse, (~known).astype(float), starts, mass, self.discount, horizon
+        )
+        episodes = self.seen if fold is None else (self.seen + (fold == 0)) // FOLDS
+        return layers, layers.d * inverse * episodes, successors
+
+
+class StateRatioEstimate:
+    """`state-ratio` and its doubly robust form, with influences, in one more pass.
+
+    - state-ratio: J = Σ ρ₀ V, where V = r̂ + γKV; equivalently (1/E) Σ u(x) ρ r. To first order an episode changes it by
+      ψ_i = V(x_0) - J + Σ_t u(x_t) ρ_t (r_t + γV(x_{t+1}) - V(x_t)).
+    - doubly robust: the mean over episodes of V(x_0) + Σ_t u(x_t) ρ_t (r_t + γV(x_{t+1}) - Q(x_t,a_t)), with Q by certainty
+      equivalence and u from the other fold. It is right if either is (Kallus and Uehara 2020).
+
+    Args:
+        sums: of the whole log.
+        critics: the critic of each fold, fitted on the others; None leaves the doubly robust form out.
+        successors: [S*A, S] which successors the whole log has seen.
+        horizon: number of steps whose rewards count.
+    """
+
+    def __init__(
+        self, sums: StateRatioSums, critics: list[Model] | None, successors: Any, horizon: int | None
+    ) -> None:
+        self.sums, self.critics = sums, critics
+        self.layers, self.ratio, of_states = sums.solve(horizon)
+        starts = sums.starts / sums.starts.sum()
+        self.value = float(starts @ self.layers.v[0])
+        self.errors = WeightedErrors(self.ratio, self.layers.v[:-1], self.layers.v, of_states, sums.discount)
+        self.influence = Influence(sums.seen)
+        if critics is not None:
+            others = [sums.solve(horizon, fold)[1] for fold in reversed(range(FOLDS))]
+            self.robust_errors = [
+                _pair_errors(u, m, successors) for u, m in zip(others, critics, strict=True)
+            ]
+        self.robust = Influence(sums.seen)
+        self.total = 0.0
+
+    def update(self, log: Log, ratios: np.ndarray, first: int | None = None) -> None:
+        """Adds a chunk."""
+        begin = log.states[log.offsets[:-1]]
+        psi = self.layers.v[0, begin] - self.value + log.sums(ratios * self.errors(log, log.states))
+        number = (self.influence.seen if first is None else first) + np.arange(log.num_episodes)
+        self.influence.add(psi, first)
+        if self.critics is None:
+            return
+        fold = number % FOLDS
+        rows = np.repeat(fold, log.lengths)
+        pairs = log.states * self.critics[0].weights.shape[1] + log.actions
+        terms, base = np.empty(len(log)), np.empty(log.num_episodes)
+        for k, critic in enumerate(self.critics):
+            terms[rows == k] = self.robust_errors[k](log, pairs)[rows == k]
+            base[fold == k] = critic.v[0, begin[fold == k]]
+        each = base + log.sums(ratios * terms)
+        self.robust.add(each, first)
+        self.total += float(each.sum())
+
+    def merge(self, other: StateRatioEstimate) -> None:
+        """Adds what was gathered from other chunks."""
+        self.influence.merge(other.influence)
+        self.robust.merge(other.robust)
+        self.total += other.total
+
+    def estimates(self) -> dict[str, Estimate]:
+        """By name."""
+        u, mass = self.ratio.sum(axis=0), self.sums.mass.sum(axis=0)
+        ess = _effective(float((mass * u).sum()), float((self.sums.squares.sum(axis=0) * u**2).sum()))
+        found = {"state-ratio": Estimate(self.value, self.influence.groups(), ess, "transitions")}
+        if self.critics is not None:
+            value = self.total / self.sums.seen
+            influence = self.robust.groups(value)
+            found["doubly-robust-state-ratio"] = Estimate(value, influence, ess, "transitions")
+        return found
+
+
+def _pair_errors(ratio: np.ndarray, critic: Model, successors: Any) -> WeightedErrors:
+    """u of states and the critic's errors, as a table of pairs."""
+    layers, s = ratio.shape
+    a = critic.weights.shape[1]
+    wide = np.repeat(ratio, a, axis=1)
+    return WeightedErrors(wide, critic.q.reshape(layers, s * a), critic.v, successors, critic.discount)
+
+
+class LoggedValue(StateRatioEstimate):
+    """The value of the log's own policy on states (all ratios are 1), which bootstraps where the plain average stops."""
+
+    def update(self, log: Log, ratios: np.ndarray, first: int | None = None) -> None:
+        """Adds a chunk."""
+        super().update(log, np.ones(len(log)), first)
+
+    def estimates(self) -> dict[str, Estimate]:
+        """By name."""
+        return {"logged value": super().estimates()["state-ratio"]}
+
+
+def _effective(total: float, square: float) -> float:
+    return total**2 / square if square > 0 else 0.0
+
+
+def second_pass(chunks: Iterable[tuple[Log, np.ndarray]], *estimators: Any) -> dict[str, Estimate]:
+    """Shows all chunks to estimators that need a second look at the log, and collects their estimates."""
+    for log, ratios in chunks:
+        for estimator in estimators:
+            estimator.update(log, ratios)
+    return {name: estimate for estimator in estimators for name, estimate in estimator.estimates().items()}

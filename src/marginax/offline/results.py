@@ -19,6 +19,10 @@ ESTIMATORS = {
     "weighted-per-decision-is": ("importance sampling", "stops"),
     "doubly-robust": ("doubly robust", "bootstraps"),
     "weighted-doubly-robust": ("doubly robust", "bootstraps"),
+    "magic": ("doubly robust", "bootstraps"),
+    "slope": ("doubly robust", "bootstraps"),
+    "doubly-robust-state-ratio": ("doubly robust", "bootstraps"),
+    "state-ratio": ("marginalized", "bootstraps"),
     "certainty-equivalence": ("marginalized", "bootstraps"),
     "saddle-point": ("marginalized", "bootstraps"),
     "fenchel": ("marginalized", "bootstraps"),
@@ -29,7 +33,8 @@ ESTIMATORS = {
 }
 """The estimators by name: their kind, and what each does at a truncated step."""
 
-ROBUST = ("doubly-robust", "weighted-doubly-robust")
+ROBUST = ("doubly-robust", "weighted-doubly-robust", "magic", "slope")
+STATE_RATIOS = ("doubly-robust-state-ratio", "state-ratio")
 
 
 @dataclass(frozen=True)
@@ -65,22 +70,24 @@ class Influence:
 
     def __init__(self, episodes: int) -> None:
         self.episodes, self.seen = episodes, 0
-        self.total = np.zeros(min(episodes, MAX_GROUPS))
+        self.total, self.size = np.zeros((2, min(episodes, MAX_GROUPS)))
 
     def add(self, psi: np.ndarray, first: int | None = None) -> None:
         """Adds the influences [E] of episodes numbered from `first` (by default after those added before)."""
         group = ((self.seen if first is None else first) + np.arange(len(psi))) % len(self.total)
         self.total += np.bincount(group, psi, minlength=len(self.total))
+        self.size += np.bincount(group, minlength=len(self.total))
         self.seen += len(psi)
 
     def merge(self, other: Influence) -> None:
         """Adds the influences of other episodes of the same log."""
         self.total += other.total
+        self.size += other.size
         self.seen += other.seen
 
-    def groups(self) -> np.ndarray:
-        """[G] so scaled that their mean is the mean over episodes."""
-        return self.total * (len(self.total) / self.episodes)
+    def groups(self, centre: float = 0.0) -> np.ndarray:
+        """[G] so scaled that their mean is the mean over episodes, less `centre`."""
+        return (self.total - centre * self.size) * (len(self.total) / self.episodes)
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,7 @@ class Answer:
         ess: effective sample size, in units of `ess_of`.
         bound: an interval with guaranteed coverage, where one applies.
         error: standard error.
+        beyond: whether the estimate went beyond what the rewards permit, and was cut.
     """
 
     name: str
@@ -107,6 +115,7 @@ class Answer:
     ess_of: str = "episodes"
     bound: Interval | None = None
     error: float = 0.0
+    beyond: bool = False
 
 
 @dataclass(frozen=True)

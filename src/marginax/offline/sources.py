@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from marginax.offline.log import EMPTY, NO_SUCCESSORS, Log
 
 CHUNK = 500_000  # transitions held at a time
 READERS = ("marginax.offline.tabular_files", "marginax.offline.minari_files")  # asked in this order
+Reader = TypeVar("Reader", bound=Callable[..., Any])
 _registry: dict[str, Callable[[Any], Source | None]] = {}
 
 
@@ -38,6 +40,8 @@ class Source:
 
     def __init__(self) -> None:
         self.notes: list[str] = []
+
+    _found: tuple[int, int] | None = None
 
     def chunks(self) -> Iterator[Log]:
         """Yields logs of whole episodes."""
@@ -61,13 +65,15 @@ class Source:
         """(S, A): as declared by the source, or one more than the largest index in the log."""
         if self.sizes is not None:
             return self.sizes
+        if self._found is not None:
+            return self._found
         states = actions = 0
         for log in self.chunks():
             going = log.next_states[~log.terminal]
             states = max(states, int(log.states.max()) + 1, int(going.max()) + 1 if len(going) else 0)
             actions = max(actions, int(log.actions.max()) + 1)
-        self.sizes = (states, actions)
-        return self.sizes
+        self._found = (states, actions)
+        return self._found
 
     def read(self) -> Log:
         """The whole log at once, for methods that need it in memory."""
@@ -79,7 +85,8 @@ class MemorySource(Source):
 
     def __init__(self, log: Log, name: str = "log") -> None:
         super().__init__()
-        self.log, self.name, self.total = log.checked(), name, len(log)
+        rows = np.arange(len(log)) if log.rows is None else log.rows
+        self.log, self.name, self.total = replace(log.checked(), rows=rows), name, len(log)
 
     def chunks(self) -> Iterator[Log]:
         """Yields the log, once."""
@@ -90,7 +97,7 @@ class MemorySource(Source):
         return self.log
 
 
-def reads(reader: Callable[[Any], Source | None]) -> Callable[[Any], Source | None]:
+def reads(reader: Reader) -> Reader:
     """Registers a reader: a function of data that returns a source, or None for data that are not its own."""
     _registry[reader.__module__] = reader
     return reader

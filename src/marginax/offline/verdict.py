@@ -1,121 +1,147 @@
-"""The verdict: rules that read the diagnostics, in the order a careful person would."""
+"""Step 6, verdict: rules that read the answers and diagnostics, in the order a careful person would.
+
+Estimators rest on different assumptions, and the rules choose among three families:
+
+| family | needs |
+|---|---|
+| model: certainty equivalence, fitted Q | the states hold all that matters; π stays on pairs that the log has seen |
+| states: state ratios, doubly robust or not | the states hold all that matters; right behaviour probabilities |
+| episodes: importance sampling, doubly robust | right behaviour probabilities; enough episodes of weight |
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from marginax.offline.importance import FEW
-from marginax.offline.results import Answer, Verdict
+from marginax.offline.results import STATE_RATIOS, Answer, Estimate, Verdict
 from marginax.statistics import Interval
 
 LOST = 0.2  # discounted probability of leaving the support above which nothing is said
-_MODELS = ("marginalized", "fitted Q")  # kinds that rest on the states alone, once truncation is bootstrapped
 FAINT = 0.01  # the same, below which it is not worth a word
+APART = 1.96  # standard errors of the difference of two estimates on the same episodes
+EPISODES = ("weighted-doubly-robust", "weighted-per-decision-is", "per-decision-is")
+_MODELS = ("marginalized", "fitted Q")  # kinds that rest on the states, once truncation is bootstrapped
 
 
 def judge(
-    answers: dict[str, Answer],
-    diagnostics: dict[str, Any],
+    answers: Mapping[str, Answer],
+    estimates: Mapping[str, Estimate],
+    diagnostics: Mapping[str, Any],
     preferred: tuple[str, ...],
+    room: float = 0.0,
 ) -> Verdict:
     """Which estimate to trust, from answers and diagnostics.
 
     Args:
         answers: by estimator.
-        diagnostics: `unsupported`, `ess`, `mean_weight`, `mean_weight_error`, `tail_target`,
-            `tail_behaviour`, `behaviour_suspicious`, `span` (range of the returns in the log).
-        preferred: bootstrapping estimators to recommend, best first.
+        estimates: values with influences, for paired tests.
+        diagnostics: as `marginax.offline.evaluate` returns them.
+        preferred: estimators of the model family, best first.
+        room: what support leaves open in the model family's values.
     """
-    text: list[str] = []
-    lost = float(diagnostics["unsupported"])
-    if diagnostics.get("behaviour_suspicious"):
+    d, text = diagnostics, []
+    lost, unreachable = float(d["unsupported"]), float(d.get("unreachable", d["unsupported"]))
+    suspicious, not_markov = bool(d.get("behaviour_suspicious")), bool(d.get("markov_fails"))
+    if suspicious:
         text.append(
             "The behaviour probabilities do not match how often the actions were taken: "
             "importance sampling and doubly robust cannot be relied on."
         )
     weights_fine = (
-        diagnostics["ess"] >= FEW
-        and abs(diagnostics["mean_weight"] - 1) <= 4 * diagnostics["mean_weight_error"] + 0.02
-        and not diagnostics.get("behaviour_suspicious")
+        d["ess"] >= FEW and abs(d["mean_weight"] - 1) <= 4 * d["mean_weight_error"] + 0.02 and not suspicious
     )
-    if lost > LOST:
+    if min(lost, unreachable) > LOST:
         text.append(
             f"With (discounted) probability {lost:.0%} the policy takes actions that the log never took in those "
             "states: the data cannot tell what it is worth. Collect data nearer to this policy."
         )
         return Verdict("cannot tell", None, tuple(text))
-    model = next((answers[name] for name in preferred if name in answers), None)
-    robust = next(
-        (
-            answers[name]
-            for name in ("weighted-doubly-robust", "weighted-per-decision-is", "per-decision-is")
-            if name in answers
-        ),
-        None,
-    )
-    hidden = float(diagnostics["tail_target" if diagnostics["ess"] >= FEW else "tail_behaviour"])
+    hidden = float(d["tail_target" if d["ess"] >= FEW else "tail_behaviour"])
     stops = hidden > FAINT
-    checkable = robust if robust is not None and (robust.truncation == "bootstraps" or not stops) else None
-    chosen = model if model is not None else (checkable if weights_fine else None)
-    if model is not None and checkable is not None and weights_fine:
-        chosen = min(model, checkable, key=lambda a: a.interval.width)
-    if chosen is None:
-        text.append(
-            f"The weights leave {diagnostics['ess']:.0f} effective episodes, too few for importance sampling alone."
-        )
-        return Verdict("cannot tell", None, tuple(text))
+    possible = [answers[n] for n in EPISODES if n in answers]
+    possible = [a for a in possible if a.truncation == "bootstraps" or not stops]
+    episodes = possible[0] if possible and weights_fine else None
+    model = next((answers[n] for n in preferred if n in answers), None) if lost <= LOST else None
+    states = [answers[n] for n in STATE_RATIOS if n in answers and not suspicious]
+    states = [a for a in states if a.ess is not None and a.ess >= FEW][:1]
+    resting = [a for a in (model, *states) if a is not None]  # on the states
+
+    apart = None
+    if model is not None and episodes is not None:
+        z = difference_score(estimates.get(model.name), estimates.get(episodes.name), room)
+        apart = z is not None and abs(z) > APART
+        if z is None:
+            apart = _disjoint(model, episodes)
     status = "trust"
-    span = float(diagnostics["span"])
+    if (not_markov or apart) and resting:
+        if not_markov:
+            text.append(
+                "The states leave out something that matters: what came before a step predicts what follows it "
+                f"({d['markov_score']:.0f} standard deviations beyond chance)."
+            )
+        if apart and model is not None and episodes is not None:
+            text.append(
+                f"{model.name} ({model.value:.4g}) and {episodes.name} ({episodes.value:.4g}) disagree beyond chance on the "
+                "same episodes."
+            )
+            if not not_markov:
+                text.append(
+                    "Either the states leave out something that matters (then only importance sampling is right), or the "
+                    "behaviour probabilities are wrong (then only the former is)."
+                )
+        if episodes is None:
+            text.append(
+                "Only importance sampling does without that, and "
+                + (
+                    "its probabilities look wrong."
+                    if suspicious
+                    else f"{d['ess']:.0f} effective episodes are too few for it."
+                )
+            )
+            return Verdict("cannot tell", None, tuple(text))
+        status, chosen = "caution", episodes
+        text.append(
+            f"Take {episodes.name}, which does not rest on the states: {d['ess']:.0f} effective episodes."
+        )
+    else:
+        candidates = [*resting, *([episodes] if episodes is not None else [])]
+        if not candidates:
+            text.append(
+                f"The weights leave {d['ess']:.0f} effective episodes, too few for importance sampling alone."
+            )
+            return Verdict("cannot tell", None, tuple(text))
+        chosen = min(candidates, key=lambda a: a.interval.width * (1.0 if a is model else 1.1))
+    span = float(d["span"])
     if span > 0 and chosen.interval.width > span:
         text.append(
             f"Even the best interval, {chosen.interval.low:.4g} to {chosen.interval.high:.4g}, is wider than the range "
             "of returns in the log: more episodes are needed."
         )
         return Verdict("cannot tell", None, tuple(text))
-    if model is not None and checkable is not None and weights_fine:
-        if _apart(model, checkable):
-            text.append(
-                f"{model.name} ({model.value:.4g}) and {checkable.name} ({checkable.value:.4g}) disagree beyond "
-                "chance. Either the states leave out something that matters (then only importance sampling is "
-                "right), or the behaviour probabilities are wrong (then only the former is)."
-            )
-            return Verdict("cannot tell", None, tuple(text))
-        other = checkable if chosen is model else model
-        text.append(
-            f"Take {chosen.name}: it has the narrower interval, and {other.name}, which rests on other assumptions, "
-            f"agrees ({other.value:.4g})."
-        )
-    elif model is not None:
-        status = "caution"
-        why = (
-            f"only {diagnostics['ess']:.0f} effective episodes carry importance sampling"
-            if not diagnostics.get("behaviour_suspicious")
-            else "the behaviour probabilities look wrong"
-        )
-        text.append(
-            f"Take {model.name}, if the states hold all that matters for what happens next: nothing in the log can "
-            f"check it, because {why}."
-        )
-    else:
-        text.append(f"Take {chosen.name}: {diagnostics['ess']:.0f} effective episodes stand behind it.")
-    apart = [
+    if status == "trust":
+        status = _agreeing(text, chosen, model, states, episodes, d)
+    off = [
         a.name
         for a in answers.values()
-        if a.kind in _MODELS and a.truncation == "bootstraps" and chosen is model and _apart(a, chosen)
+        if a.kind in _MODELS and a.truncation == "bootstraps" and chosen is model and _disjoint(a, chosen)
     ]
-    if apart:
+    if off:
         status = "caution"
         text.append(
-            f"{', '.join(apart)} should meet {chosen.name} and {'do' if len(apart) > 1 else 'does'} not: what was fitted "
-            "to the log is off by more than the intervals say."
+            f"{', '.join(off)} should meet {chosen.name} and {'do' if len(off) > 1 else 'does'} not: what was fitted to the log "
+            "is off by more than the intervals say."
         )
     if lost > FAINT:
         status = "caution"
         text.append(
             f"The policy leaves what the log has seen with (discounted) probability {lost:.1%}; "
             + (
-                "the interval allows for any value seen elsewhere."
+                "the interval allows for any value that the rewards permit there."
                 if chosen is model
                 else "there this estimate rests on the behaviour probabilities being right."
             )
@@ -128,10 +154,47 @@ def judge(
     return Verdict(status, chosen.name, tuple(text))
 
 
-def compare(verdict: Verdict, advantage: Interval | None) -> Verdict:
-    """The verdict with a sentence on π against μ, from the interval of the difference of their values."""
+def _agreeing(
+    text: list[str],
+    chosen: Answer,
+    model: Answer | None,
+    states: list[Answer],
+    episodes: Answer | None,
+    d: Mapping[str, Any],
+) -> str:
+    """Says what stands behind the choice when nothing speaks against it; `trust` if estimates of two families agree."""
+    if chosen is episodes:
+        others = [a for a in (model, *states) if a is not None]
+    else:
+        others = [a for a in (episodes,) if a is not None]
+    if others:
+        text.append(
+            f"Take {chosen.name}: it has the narrowest interval, and {others[0].name}, which rests on other assumptions, agrees "
+            f"({others[0].value:.4g})."
+        )
+        return "trust"
+    if chosen is episodes:
+        text.append(f"Take {chosen.name}: {d['ess']:.0f} effective episodes stand behind it.")
+        return "trust"
+    why = (
+        "the behaviour probabilities look wrong"
+        if d.get("behaviour_suspicious")
+        else f"only {d['ess']:.0f} effective episodes carry importance sampling"
+    )
+    tested = d.get("markov_degrees", 0) > 0
+    text.append(
+        f"Take {chosen.name}, if the states hold all that matters for what happens next"
+        + (": a test of that found nothing, but" if tested else ": nothing in the log can check it, because")
+        + f" {why}."
+    )
+    return "caution"
+
+
+def compare(verdict: Verdict, advantage: Interval | None, reason: str = "") -> Verdict:
+    """The verdict with a sentence on π against μ: from the interval of the difference of their values, or why there is none."""
     if advantage is None:
-        return verdict
+        sentence = f"Whether it is better than the policy that made the log cannot be said: {reason}."
+        return replace(verdict, text=(*verdict.text, sentence)) if reason else verdict
     better, words = "cannot tell", "not told apart from"
     if advantage.low > 0:
         better, words = "better", "better than"
@@ -141,17 +204,28 @@ def compare(verdict: Verdict, advantage: Interval | None) -> Verdict:
     return replace(verdict, text=(*verdict.text, sentence), better=better)
 
 
-def _apart(a: Answer, b: Answer) -> bool:
-    overlap = min(a.interval.high, b.interval.high) - max(a.interval.low, b.interval.low)
-    return overlap < 0
+def difference_score(a: Estimate | None, b: Estimate | None, room: float = 0.0) -> float | None:
+    """How many standard errors two estimates on the same episodes lie apart, beyond what both leave open; signed."""
+    if a is None or b is None or len(a.influence) != len(b.influence):
+        return None
+    psi = a.influence - b.influence
+    error = float(psi.std(ddof=1) / np.sqrt(len(psi)))
+    gap = a.value - b.value
+    beyond = max(abs(gap) - room - a.bias_bound - b.bias_bound - 1e-6 * max(1.0, abs(a.value)), 0.0)
+    return float(np.copysign(beyond / max(error, 1e-300), gap)) if beyond else 0.0
 
 
-def agreement(answers: dict[str, Answer]) -> list[tuple[str, str]]:
-    """Pairs of estimators whose intervals do not meet."""
+def disagreeing(answers: Mapping[str, Answer], estimates: Mapping[str, Estimate]) -> list[tuple[str, str]]:
+    """Pairs of estimators that differ beyond chance: by a paired test where there are influences, else by their intervals."""
     names = list(answers)
-    return [
-        (first, second)
-        for i, first in enumerate(names)
-        for second in names[i + 1 :]
-        if _apart(answers[first], answers[second])
-    ]
+    found = []
+    for i, first in enumerate(names):
+        for second in names[i + 1 :]:
+            z = difference_score(estimates.get(first), estimates.get(second))
+            if _disjoint(answers[first], answers[second]) or (z is not None and abs(z) > 2 * APART):
+                found.append((first, second))
+    return found
+
+
+def _disjoint(a: Answer, b: Answer) -> bool:
+    return min(a.interval.high, b.interval.high) < max(a.interval.low, b.interval.low)

@@ -1,0 +1,152 @@
+"""Are the states Markov? Whether the past predicts what follows a pair, given the pair.
+
+Where the states hold all that matters, the errors δ_t = r_t + γV(x_{t+1}) - Q(x_t,a_t) of the model have mean zero given the pair
+(x_t,a_t) and anything before it. Certainty equivalence makes their mean zero for each pair. The test asks whether they still are
+once visits of a pair are told apart by the pair before and by the sign of the error there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from marginax.offline.certainty_equivalence import Model
+from marginax.offline.features import Features, Pairs
+from marginax.offline.log import Log
+
+FAILS = 3.5  # standard deviations above what chance gives
+LEAST = 10  # visits of a cell
+MOST = 2_000_000  # rows that are enough for the test
+
+
+@dataclass(frozen=True)
+class MarkovTest:
+    """The sum of squares that the past explains, in standard deviations above its expectation under chance.
+
+    Attributes:
+        score: standard deviations.
+        degrees: degrees of freedom; 0 where the log has too little to compare.
+        fails: whether the states leave out something that matters.
+    """
+
+    score: float
+    degrees: int
+
+    @property
+    def fails(self) -> bool:
+        """Whether chance hardly explains it."""
+        return self.degrees > 0 and self.score > FAILS
+
+
+class MarkovSums:
+    """Sums of δ by pair and past, chunk by chunk: a χ² test of equal means within each pair."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        m = model.weights.size
+        self.number, self.total = sp.csr_array((2 * m, m)), sp.csr_array((2 * m, m))
+        self.square = np.zeros(m)
+        self.rows = 0
+
+    def update(self, log: Log) -> None:
+        """Adds a chunk."""
+        if self.rows > MOST:
+            return
+        delta = self.model.errors(log)
+        pairs = log.states * self.model.weights.shape[1] + log.actions
+        later = np.ones(len(log), dtype=bool)
+        later[log.offsets[:-1]] = False
+        here = np.flatnonzero(later)
+        if not len(here):
+            return
+        past = 2 * pairs[here - 1] + (delta[here - 1] > 0)
+        index, shape = (past, pairs[here]), self.number.shape
+        self.number = self.number + sp.coo_array((np.ones(len(here)), index), shape=shape).tocsr()
+        self.total = self.total + sp.coo_array((delta[here], index), shape=shape).tocsr()
+        self.square += np.bincount(pairs[here], delta[here] ** 2, minlength=shape[1])
+        self.rows += len(here)
+
+    def merge(self, other: MarkovSums) -> None:
+        """Adds the sums of other chunks."""
+        self.number, self.total = self.number + other.number, self.total + other.total
+        self.square += other.square
+        self.rows += other.rows
+
+    def result(self) -> MarkovTest:
+        """The test on all chunks."""
+        number = sp.coo_array(self.number)
+        n, pair = number.data, number.coords[1]
+        if not len(n):
+            return MarkovTest(0.0, 0)
+        total = np.asarray(sp.csr_array(self.total)[number.coords[0], pair]).ravel()
+        visits = np.bincount(pair, n, minlength=len(self.square))
+        spread = np.divide(self.square, visits, out=np.zeros_like(visits), where=visits > 0)
+        typical = float(self.square.sum() / max(visits.sum(), 1.0))
+        kept = (n >= LEAST) & (spread[pair] > 1e-9 * max(typical, 1e-300))
+        n, pair, total = n[kept], pair[kept], total[kept]
+        if not len(n):
+            return MarkovTest(0.0, 0)
+        size = np.bincount(pair, n, minlength=len(visits))
+        sums = np.bincount(pair, total, minlength=len(visits))
+        cells = np.bincount(pair, minlength=len(visits))
+        between = np.bincount(pair, total**2 / n, minlength=len(visits))
+        between -= np.divide(sums**2, size, out=np.zeros_like(sums), where=size > 0)
+        used = cells > 1
+        degrees = int((cells[used] - 1).sum())
+        if not degrees:
+            return MarkovTest(0.0, 0)
+        statistic = float((between[used] / spread[used]).sum())
+        return MarkovTest((statistic - degrees) / float(np.sqrt(2 * degrees)), degrees)
+
+
+def markov_of_observations(pairs: Pairs, delta: np.ndarray, seed: int) -> MarkovTest:
+    """The same for observations: whether what came before predicts δ, beyond random features of the present pair.
+
+    Regressors are the previous observation, action, reward and error, less what features of the present predict of them. Under
+    chance their products with δ, summed by episode, have mean zero.
+    """
+    log = pairs.log
+    later = np.ones(len(log), dtype=bool)
+    later[log.offsets[:-1]] = False
+    here = np.flatnonzero(later)
+    if len(here) < 100 or log.num_episodes < 30:
+        return MarkovTest(0.0, 0)
+    before = here - 1
+    past = np.concatenate(
+        [pairs.observations[before], pairs.actions[before], log.rewards[before, None], delta[before, None]],
+        axis=1,
+    ).astype(np.float64)
+    features = Features(pairs.observations.shape[1], pairs.actions.shape[1], pairs.discrete, seed, 100)
+    gram = np.zeros((features.size, features.size))
+    cross = np.zeros((features.size, past.shape[1] + 1))
+    blocks = np.array_split(np.arange(len(here)), max(1, len(here) // 20_000))
+    outcome = np.concatenate([past, delta[here, None]], axis=1)
+    for block in blocks:
+        phi = features.of_pairs(pairs.observations[here[block]], pairs.actions[here[block]])
+        gram += phi.T @ phi
+        cross += phi.T @ outcome[block]
+    gram += 1e-8 * np.trace(gram) / len(gram) * np.eye(len(gram))
+    fit = np.linalg.solve(gram, cross)
+    for block in blocks:
+        phi = features.of_pairs(pairs.observations[here[block]], pairs.actions[here[block]])
+        outcome[block] -= phi @ fit
+    rest = outcome[:, :-1]
+    scale = rest.std(axis=0)
+    moving = scale > 1e-6 * np.maximum(np.abs(past).max(axis=0), 1e-12)
+    products = rest[:, moving] / scale[moving] * outcome[:, -1:]
+    episode = np.repeat(np.arange(log.num_episodes), log.lengths)[here]
+    by_episode: Any = np.stack(
+        [np.bincount(episode, column, minlength=log.num_episodes) for column in products.T], axis=1
+    )
+    covariance = by_episode.T @ by_episode
+    values, vectors = np.linalg.eigh(covariance)
+    good = values > 1e-8 * values.max(initial=0.0)
+    degrees = int(good.sum())
+    if not degrees:
+        return MarkovTest(0.0, 0)
+    total = vectors[:, good].T @ by_episode.sum(axis=0)
+    statistic = float((total**2 / values[good]).sum())
+    return MarkovTest((statistic - degrees) / float(np.sqrt(2 * degrees)), degrees)
