@@ -63,8 +63,30 @@ class Outcome:
 Listener = Callable[[Task, Any], None]
 
 
+class Crew(abc.ABC):
+    """Objects of one kind, each where its share of the work is: a part of a log, say. Calls reach all of them."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """How many there are."""
+
+    @abc.abstractmethod
+    def call(self, method: str, *arguments: Any, **named: Any) -> Iterator[Any]:
+        """What the method of each returns, in their order; all work at the same time."""
+
+    @abc.abstractmethod
+    def reduce(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """What the methods return, merged in order by `a.merge(b)`, which adds `b` to `a`."""
+
+
 class Engine(abc.ABC):
-    """Runs tasks. Used in a `with` block, at whose end nothing of it is left running."""
+    """Runs tasks, and keeps objects. Used in a `with` block, at whose end nothing of it is left running.
+
+    Attributes:
+        places: how many objects of a crew work at the same time.
+    """
+
+    places: int = 1
 
     @abc.abstractmethod
     def run(self, tasks: Sequence[Task], listen: Listener | None = None) -> Iterator[Outcome]:
@@ -74,6 +96,10 @@ class Engine(abc.ABC):
             tasks: started in this order.
             listen: called in this thread with a task and each message of it; the first is `"started"`.
         """
+
+    @abc.abstractmethod
+    def crew(self, make: Callable[..., Any], arguments: Sequence[Mapping[str, Any]]) -> Crew:
+        """Objects `make(**arguments)`, one for each set of arguments, that stay where they are made."""
 
     @abc.abstractmethod
     def close(self, interrupted: bool = False) -> None:

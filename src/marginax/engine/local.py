@@ -6,11 +6,11 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marginax.engine import processes
-from marginax.engine.interface import Engine, Listener, Outcome, Task
+from marginax.engine.interface import Crew, Engine, Listener, Outcome, Task
 
 _abandoned: list[threading.Thread] = []
 
@@ -64,6 +64,10 @@ class Local(Engine):
                 raise event.message  # KeyboardInterrupt in a thread
             yield event.message
 
+    def crew(self, make: Callable[..., Any], arguments: Sequence[Mapping[str, Any]]) -> "LocalCrew":
+        """Objects in this process."""
+        return LocalCrew([make(**given) for given in arguments])
+
     def close(self, interrupted: bool = False) -> None:
         self._closing = True
         processes.stop(list(self._children.values()))
@@ -111,6 +115,25 @@ class Local(Engine):
                 events.put(_Event(number, {"state": "restarted", "reason": str(died)}, over=False))
             finally:
                 del self._children[number]
+
+
+class LocalCrew(Crew):
+    """Objects in this process, called one after another."""
+
+    def __init__(self, members: Sequence[Any]) -> None:
+        self.members = members
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def call(self, method: str, *arguments: Any, **named: Any) -> Iterator[Any]:
+        return (getattr(member, method)(*arguments, **named) for member in self.members)
+
+    def reduce(self, method: str, *arguments: Any, **named: Any) -> Any:
+        first, *others = self.call(method, *arguments, **named)
+        for other in others:
+            first.merge(other)
+        return first
 
 
 class _Here:

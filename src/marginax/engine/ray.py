@@ -1,0 +1,223 @@
+"""A Ray cluster: tasks and resident objects are placed by Ray, and placed again when a node dies."""
+
+import functools
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import marginax
+from marginax.engine.interface import Crew, Engine, Listener, Outcome, Task
+from marginax.engine.processes import ProcessDied
+
+RETRIES = 5  # how often a task or an object whose worker or node died is placed again
+MERGED = 8  # results that are merged at a time, where they are
+
+
+def _ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # workers use this environment, as it is
+    try:
+        import ray
+    except ImportError:
+        raise ImportError(
+            "the engine 'ray' needs Ray: in a clone `uv run --extra ray marginax …`, or `pip install \"ray[data]>=2.50\"`"
+        ) from None
+    return ray
+
+
+class Ray(Engine):
+    """Runs tasks on a Ray cluster: the one at `address`, one that runs already, or one that is started here.
+
+    Every node needs the same marginax, and the packages that it uses; a task that finds another one says so.
+
+    Args:
+        address: such as `10.0.0.1:6379`; by default a running cluster is looked for (`RAY_ADDRESS`, then this machine).
+        workers: cores of a cluster that is started here.
+    """
+
+    def __init__(self, address: str | None = None, *, workers: int = 2) -> None:
+        ray = self._ray = _ray()
+        self._connected_here = not ray.is_initialized()
+        if self._connected_here:
+            quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+            try:
+                ray.init(address=address or "auto", **quiet)
+            except ConnectionError:
+                if address is not None:
+                    raise ConnectionError(f"there is no Ray cluster at {address!r}") from None
+                ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
+        self._pending: dict[Any, int] = {}
+        self._actors: list[Any] = []
+        self.places = max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+    def run(self, tasks: Sequence[Task], listen: Listener | None = None) -> Iterator[Outcome]:
+        ray, pending = self._ray, self._pending
+        for task in tasks:
+            self._check_room(task)
+        board = self._actor(_Board, num_cpus=0, scheduling_strategy=self._this_node())
+        call = ray.remote(_call)
+        for number, task in enumerate(tasks):
+            options: dict[str, Any] = {"env_vars": dict(task.environment)} if task.environment else {}
+            reference = call.options(
+                name=task.name,
+                num_cpus=task.cpus,
+                num_gpus=task.gpus,
+                max_retries=RETRIES if task.resumes else 0,
+                runtime_env=options,
+            ).remote(_digest(), task.function, dict(task.arguments), _Sender(board, number))
+            pending[reference] = number
+        while pending:
+            ready, _ = ray.wait(list(pending), timeout=0.2)
+            for number, message in ray.get(board.take.remote()):
+                if listen:
+                    listen(tasks[number], message)
+            for reference in ready:
+                task = tasks[pending.pop(reference)]
+                try:
+                    value, seconds = self._get(reference, task.name)
+                    yield Outcome(task, value, None, seconds)
+                except Exception as error:
+                    yield Outcome(task, None, error)
+
+    def crew(self, make: Callable[..., Any], arguments: Sequence[Mapping[str, Any]]) -> "RayCrew":
+        """One object for each set of arguments, made and kept on the cluster's nodes in turn."""
+        options = {
+            "max_restarts": RETRIES,
+            "max_task_retries": -1,  # as often as it is made again
+            "scheduling_strategy": "SPREAD",
+        }
+        members = [self._actor(_Resident, _digest(), make, dict(given), **options) for given in arguments]
+        return RayCrew(self, members)
+
+    def close(self, interrupted: bool = False) -> None:
+        for reference in self._pending:
+            self._ray.cancel(reference, force=True)
+        for actor in self._actors:
+            self._ray.kill(actor)
+        self._pending, self._actors = {}, []
+        if self._connected_here:
+            self._ray.shutdown()
+
+    def _actor(self, kind: type, *arguments: Any, **options: Any) -> Any:
+        self._actors.append(self._ray.remote(kind).options(**options).remote(*arguments))
+        return self._actors[-1]
+
+    def _this_node(self) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=True)
+
+    def _check_room(self, task: Task) -> None:
+        """Refuse what Ray would wait for without end."""
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        if not any(node.get("CPU", 0) >= task.cpus and node.get("GPU", 0) >= task.gpus for node in nodes):
+            raise ValueError(
+                f"{task.name}: no node of the cluster has {task.cpus:g} CPUs and {task.gpus:g} GPUs"
+            )
+
+    def _get(self, reference: Any, name: str) -> Any:
+        """A result, or the exception that the function raised, or `ProcessDied`."""
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(reference)
+        except errors.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else RuntimeError(str(error)) from None
+        except errors.RayError as error:
+            raise ProcessDied(f"{name}: {str(error).strip().splitlines()[0]}") from None
+
+
+class RayCrew(Crew):
+    """Objects that live in actors of a cluster."""
+
+    def __init__(self, engine: Ray, members: list[Any]) -> None:
+        self._engine, self._members = engine, members
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def call(self, method: str, *arguments: Any, **named: Any) -> Iterator[Any]:
+        shared = self._engine._ray.put((arguments, named))
+        references = [member.call.remote(method, shared) for member in self._members]
+        for reference in references:
+            yield self._engine._get(reference, method)
+
+    def reduce(self, method: str, *arguments: Any, **named: Any) -> Any:
+        ray = self._engine._ray
+        shared = ray.put((arguments, named))
+        references = [member.call.remote(method, shared) for member in self._members]
+        merge = ray.remote(_merge).options(num_cpus=0, max_retries=RETRIES)
+        while len(references) > 1:
+            references = [
+                merge.remote(*references[k : k + MERGED]) for k in range(0, len(references), MERGED)
+            ]
+        return self._engine._get(references[0], method)
+
+
+class _Board:
+    """Keeps the messages of tasks until they are taken."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[int, Any]] = []
+
+    def put(self, number: int, message: Any) -> None:
+        self.messages.append((number, message))
+
+    def take(self) -> list[tuple[int, Any]]:
+        taken, self.messages = self.messages, []
+        return taken
+
+
+class _Sender:
+    """A task's end of the board."""
+
+    def __init__(self, board: Any, number: int) -> None:
+        self.board, self.number = board, number
+
+    def send(self, message: Any) -> None:
+        self.board.put.remote(self.number, message)
+
+
+class _Resident:
+    """An object in a process of its own."""
+
+    def __init__(self, code: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+        _check_code(code)
+        self.it = make(**arguments)
+
+    def call(self, method: str, given: tuple[Sequence[Any], Mapping[str, Any]]) -> Any:
+        return getattr(self.it, method)(*given[0], **given[1])
+
+
+def _call(code: str, function: Callable[..., Any], arguments: Mapping[str, Any], sender: _Sender) -> Any:
+    _check_code(code)
+    sender.send("started")
+    begun = time.perf_counter()
+    value = function(sender, **arguments)
+    return value, time.perf_counter() - begun
+
+
+def _merge(first: Any, *others: Any) -> Any:
+    for other in others:
+        first.merge(other)
+    return first
+
+
+@functools.cache
+def _digest() -> str:
+    """Changes with any source file of the package."""
+    root, digest = Path(marginax.__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _check_code(code: str) -> None:
+    if code != _digest():
+        raise RuntimeError(
+            f"the node {socket.gethostname()!r} has another marginax ({marginax.__version__} in "
+            f"{str(Path(marginax.__file__).parent)!r}) than the machine that started this: install the same on every node"
+        )

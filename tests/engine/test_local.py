@@ -1,0 +1,71 @@
+"""The engine on this machine: threads, processes of their own, and objects."""
+
+import os
+
+import pytest
+
+from engine import jobs
+from marginax import engine
+
+
+def test_values_errors_and_messages():
+    tasks = [engine.Task(f"number {n}", jobs.double, {"number": n}) for n in (1, -2, 3)]
+    heard = []
+    with engine.make("local", workers=2) as place:
+        found = {
+            o.task.name: o for o in place.run(tasks, lambda task, message: heard.append((task.name, message)))
+        }
+    assert found["number 1"].value == 2 and found["number 3"].value == 6
+    assert isinstance(found["number -2"].error, ValueError)
+    assert ("number 1", "started") in heard and ("number 3", {"number": 3}) in heard
+
+
+def test_the_first_of_a_program_goes_ahead_alone():
+    order = []
+
+    def work(sender, name):
+        order.append(f"{name} begins")
+        for _ in range(100_000):
+            pass
+        order.append(f"{name} ends")
+
+    tasks = [engine.Task(n, work, {"name": n}, program="same") for n in "abc"]
+    with engine.make("local", workers=3) as place:
+        assert [outcome.error for outcome in place.run(tasks)] == [None] * 3
+    assert order[:2] == ["a begins", "a ends"]
+
+
+def test_a_task_with_variables_has_a_process_and_is_started_again_when_it_is_killed(tmp_path):
+    here = engine.Task("here", jobs.variable, {"name": "MARGINAX_TEST"})
+    there = engine.Task("there", jobs.variable, {"name": "MARGINAX_TEST"}, environment={"MARGINAX_TEST": "1"})
+    arguments = {"folder": str(tmp_path), "name": "count", "until": 4, "pause": 0.05}
+    resumed = engine.Task("counter", jobs.count, arguments, environment={})
+    killed = []
+
+    def kill_once(task, message):
+        if isinstance(message, dict) and message.get("count") == 2 and not killed:
+            killed.append(message["pid"])
+            os.kill(message["pid"], 9)
+
+    with engine.make("local", workers=3) as place:
+        found = {o.task.name: o.value for o in place.run([here, there, resumed], kill_once)}
+    assert found["here"] == (None, os.getpid())
+    assert found["there"][0] == "1" and found["there"][1] != os.getpid()
+    assert killed and found["counter"][0] == 4 and found["counter"][1] >= 2
+
+
+def test_objects_of_a_crew_are_called_in_order_and_merged():
+    with engine.make("local") as place:
+        crew = place.crew(jobs.Sum, [{"numbers": [1, 2]}, {"numbers": [3]}, {"numbers": [4]}])
+        assert [total.value for total in crew.call("total", factor=2)] == [6, 6, 8]
+        assert crew.reduce("total", 1).value == 10
+        assert len(crew) == 3
+
+
+def test_unknown_engines_and_useless_addresses_are_refused():
+    with pytest.raises(ValueError, match="engine must be 'local' or 'ray', got 'spark'"):
+        engine.make("spark")
+    with pytest.raises(ValueError, match="an address is for the engine 'ray'"):
+        engine.make("local", address="auto")
+    with pytest.raises(ValueError, match="workers must be at least 1"):
+        engine.make("local", workers=0)

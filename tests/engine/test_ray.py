@@ -1,0 +1,190 @@
+"""The engine on Ray: a cluster of three nodes on this machine, from which nodes and workers are taken away."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rich.console
+
+from engine import jobs
+from marginax import engine
+from marginax._files import load_arrays
+from marginax.engine import processes
+from marginax.experiments import runner
+from marginax.experiments.chain import Chain
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("ray", reason="Ray is not installed")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # nodes inherit it
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    small = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+    found = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+    for _ in range(2):
+        found.add_node(**small)
+    yield found
+    found.shutdown()
+
+
+@pytest.fixture
+def place(cluster):
+    while len(cluster.worker_nodes) < 2:  # a test took one away
+        cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+    cluster.wait_for_nodes()
+    with engine.make("ray", address=cluster.address) as found:
+        yield found
+
+
+def remove_a_node(cluster):
+    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+
+
+SMALL = Chain(
+    seeds=3,
+    iterations=60,
+    actions=(2, 3),
+    horizon=(3,),
+    off_policy=(0.0,),
+    noise=(0.1,),
+    clip=(1.0, 2.0),
+)
+
+
+def reproduce(out, place=None, experiment=SMALL):
+    runner.run([experiment], out, console=rich.console.Console(file=io.StringIO()), place=place)
+    parts = sorted((out / experiment.name / "parts").glob("*.npz"))
+    return {path.name: {k: v for k, v in load_arrays(path).items() if k != "seconds"} for path in parts}
+
+
+def same(one, other):
+    assert one.keys() == other.keys() and one
+    for name, arrays in one.items():
+        for key, array in arrays.items():
+            np.testing.assert_array_equal(array, other[name][key], err_msg=f"{name} {key}")
+
+
+def test_an_experiment_gives_the_same_bits(place, tmp_path):
+    same(reproduce(tmp_path / "local"), reproduce(tmp_path / "ray", place))
+    first, second = (tmp_path / kind / "chain" / "chain.csv" for kind in ("local", "ray"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_values_errors_messages_and_resources(place):
+    tasks = [engine.Task(f"number {n}", jobs.double, {"number": n}) for n in (1, -2, 3)]
+    tasks.append(
+        engine.Task("other", jobs.variable, {"name": "MARGINAX_TEST"}, environment={"MARGINAX_TEST": "1"})
+    )
+    heard = []
+    found = {
+        o.task.name: o for o in place.run(tasks, lambda task, message: heard.append((task.name, message)))
+    }
+    assert found["number 1"].value == 2 and found["number 3"].value == 6
+    assert (
+        isinstance(found["number -2"].error, ValueError) and str(found["number -2"].error) == "-2 is negative"
+    )
+    assert found["other"].value[0] == "1"
+    assert ("number 1", "started") in heard
+    with pytest.raises(ValueError, match="number 1: no node of the cluster has 1 CPUs and 2 GPUs"):
+        next(place.run([engine.Task("number 1", jobs.double, {"number": 1}, gpus=2)]))
+
+
+@pytest.mark.parametrize("loss", ["worker", "node"])
+def test_tasks_that_are_lost_carry_on_elsewhere(cluster, place, tmp_path, loss):
+    tasks = [
+        engine.Task(name, jobs.count, {"folder": str(tmp_path), "name": name, "until": 20, "pause": 0.2})
+        for name in "abc"
+    ]
+    lost = []
+
+    def lose(task, message):
+        if isinstance(message, dict) and message["count"] >= 5 and not lost:
+            lost.append(message["pid"])
+            if loss == "worker":
+                os.kill(message["pid"], signal.SIGKILL)
+            else:
+                remove_a_node(cluster)
+
+    found = {o.task.name: (o.value, o.error) for o in place.run(tasks, lose)}
+    assert lost
+    assert all(error is None and value[0] == 20 for value, error in found.values())
+    assert [value[1] > 0 for value, _ in found.values()].count(True) == 1  # one of them began in the middle
+
+
+def test_a_task_whose_worker_always_dies_is_named(place):
+    outcome = next(place.run([engine.Task("bad", os.kill, {"pid": 0}, resumes=False)]))
+    assert isinstance(outcome.error, TypeError)
+    outcome = next(place.run([engine.Task("gone", suicide, resumes=False)]))
+    assert isinstance(outcome.error, processes.ProcessDied) and str(outcome.error).startswith("gone: ")
+
+
+def suicide(sender):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_objects_are_merged_and_made_again_when_they_are_lost(cluster, place, tmp_path):
+    shares = [{"numbers": list(range(k, 100, 6))} for k in range(6)]
+    crew = place.crew(jobs.Sum, shares)
+    assert crew.reduce("total", 2).value == 2 * sum(range(100))
+    assert sum(crew.call("die_once", str(tmp_path))) == sum(range(100))
+    calls = crew.call("total", 1, pause=0.5)
+    first = next(calls)
+    remove_a_node(cluster)
+    assert first.value + sum(total.value for total in calls) == sum(range(100))
+    assert crew.reduce("total", 1).value == sum(range(100))
+
+
+def ray_processes():
+    """Processes of Ray, by number."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = path.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if "raylet" in text or "gcs_server" in text or text.startswith("ray::"):
+            found[int(path.parent.name)] = text
+    return found
+
+
+@pytest.mark.parametrize("end", ["SIGINT", "SIGKILL"])
+def test_an_interrupted_driver_leaves_no_process(end):
+    script = """
+    import signal, sys, tempfile
+    from engine import jobs
+    from marginax import engine
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    arguments = {"folder": tempfile.mkdtemp(), "until": 10_000, "pause": 0.1}
+    with engine.make("ray") as place:
+        tasks = [engine.Task(n, jobs.count, {**arguments, "name": n}) for n in "ab"]
+        for _ in place.run(tasks, lambda task, message: print(message, flush=True)):
+            pass
+    """
+    before = ray_processes()
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_ADDRESS": ""},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    assert ray_processes().keys() - before.keys()
+    process.send_signal(getattr(signal, end))
+    process.wait(timeout=60)
+    for _ in range(300):
+        if not ray_processes().keys() - before.keys():
+            return
+        time.sleep(0.1)
+    raise AssertionError(ray_processes().keys() - before.keys())
