@@ -96,8 +96,8 @@ def test_values_errors_messages_and_resources(place):
     )
     assert found["other"].value[0] == "1"
     assert ("number 1", "started") in heard
-    with pytest.raises(ValueError, match="number 1: no node of the cluster has 1 CPUs and 2 GPUs"):
-        next(place.run([engine.Task("number 1", jobs.double, {"number": 1}, gpus=2)]))
+    with pytest.raises(ValueError, match="no node of the Ray cluster has 1 CPUs and 2 GPUs"):
+        engine.make("ray", gpus=2)
 
 
 @pytest.mark.parametrize("loss", ["worker", "node"])

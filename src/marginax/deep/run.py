@@ -16,7 +16,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -25,7 +25,7 @@ from typing import Any
 from marginax._files import load_json, save_json
 from marginax.deep.config import PopulationConfig
 from marginax.deep.metrics import agent_name, read_metrics
-from marginax.engine import processes
+from marginax.engine import Engine, Task, processes
 from marginax.engine.processes import Channel, Child, Lock, cores
 
 SETTINGS = "run.json"
@@ -234,6 +234,54 @@ def train(
             processes.stop(list(running.values()), grace=0)
         if sigterm.seen:
             raise SystemExit(143)
+    return outcome
+
+
+def train_elsewhere(
+    engine: Engine,
+    runs: Mapping[str, tuple[Path, Run]],
+    *,
+    checkpoint_minutes: float,
+    keep_replay: bool,
+    seconds: float | None,
+    listen: Listener,
+) -> dict[str, dict[str, Any]]:
+    """Train all parts of several runs, by name, where an engine places them; see `train`.
+
+    The folders must be reachable under the same paths from every machine. A part whose machine is lost is placed again
+    and carries on from its checkpoint.
+    """
+    outcome: dict[str, dict[str, Any]] = {}
+    tasks = []
+    with contextlib.ExitStack() as locks:
+        for title, (folder, run) in runs.items():
+            locks.enter_context(Lock(folder))
+            for part, config in run.parts.items():
+                name, place = f"{title} {part}", (folder / part).resolve()
+                outcome[name] = status(place, config)
+                if outcome[name]["state"] not in ("new", "stopped"):
+                    listen(name, outcome[name])
+                    continue
+                place.mkdir(exist_ok=True)
+                arguments = {
+                    "folder": str(place),
+                    "config": config.to_json(),
+                    "workers": int(engine.cpus) - 1 if run.together else 0,
+                    "checkpoint_minutes": checkpoint_minutes,
+                    "keep_replay": keep_replay,
+                    "seconds": seconds,
+                }
+                variables = part_environment(None if run.together else int(engine.cpus))
+                tasks.append(Task(name, train_part, arguments, environment=variables))
+
+        def hear(task: Task, message: Any) -> None:
+            listen(task.name, {"state": "training"} if message == "started" else message)
+
+        for found in engine.run(tasks, hear):
+            name = found.task.name
+            failed = {**outcome[name], "state": "failed", "reason": str(found.error)}
+            outcome[name] = found.value if found.error is None else failed
+            listen(name, outcome[name])
     return outcome
 
 

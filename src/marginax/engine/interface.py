@@ -24,8 +24,6 @@ class Task:
         program: tasks with the same one run the same compiled programs; the first goes ahead alone in a process.
         environment: if given, the task has a process of its own, with these variables set before anything is
             imported. Its function must be one of an importable module.
-        cpus: cores that it uses, for engines that place tasks on machines.
-        gpus: accelerators that it uses.
         resumes: whether calling the function again after its process was killed carries on where it was, so that
             an engine may do so.
 
@@ -38,8 +36,6 @@ class Task:
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     program: str = ""
     environment: Mapping[str, str] | None = None
-    cpus: float = 1.0
-    gpus: float = 0.0
     resumes: bool = True
 
 
@@ -84,9 +80,15 @@ class Engine(abc.ABC):
 
     Attributes:
         places: how many objects of a crew work at the same time.
+        remote: whether tasks may run on other machines.
+        cpus: cores that a task may use, where the engine places tasks on machines.
+        gpus: accelerators that a task may use.
     """
 
     places: int = 1
+    remote: bool = False
+    cpus: float = 1.0
+    gpus: float = 0.0
 
     @abc.abstractmethod
     def run(self, tasks: Sequence[Task], listen: Listener | None = None) -> Iterator[Outcome]:
@@ -112,13 +114,22 @@ class Engine(abc.ABC):
         self.close(interrupted=kind is not None and not issubclass(kind, Exception))
 
 
-def make(engine: "str | Engine" = "local", *, workers: int = 2, address: str | None = None) -> Engine:
+def make(
+    engine: "str | Engine" = "local",
+    *,
+    workers: int = 2,
+    address: str | None = None,
+    cpus: float = 1.0,
+    gpus: float = 0.0,
+) -> Engine:
     """An engine by name: `local`, or `ray` (a running cluster at `address`, or one on this machine).
 
     Args:
         engine: its name, or an engine, which is returned as it is.
         workers: tasks at a time on this machine; a cluster counts its own cores.
-        address: of a Ray cluster, such as `auto` or `ray://head:10001`.
+        address: of a Ray cluster, such as `10.0.0.1:6379`.
+        cpus: cores for each task on a cluster.
+        gpus: accelerators for each task on a cluster; fractions share one.
 
     Raises:
         ValueError: an unknown name, or an address for the local engine.
@@ -139,5 +150,5 @@ def make(engine: "str | Engine" = "local", *, workers: int = 2, address: str | N
     if engine == "ray":
         from marginax.engine.ray import Ray
 
-        return Ray(address, workers=workers)
+        return Ray(address, workers=workers, cpus=cpus, gpus=gpus)
     raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")

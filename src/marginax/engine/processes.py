@@ -268,7 +268,8 @@ class Child(Channel):
     ) -> None:
         here, there = socket.socketpair()
         super().__init__(here, memory)
-        self.name, self.result = name, None
+        self.name = name
+        self.result: Any = None
         self._log, self._tail = log, collections.deque[str](maxlen=5)
         self._over = False
         files = [there.fileno()] + ([memory.file] if memory else [])

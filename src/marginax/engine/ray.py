@@ -37,9 +37,19 @@ class Ray(Engine):
     Args:
         address: such as `10.0.0.1:6379`; by default a running cluster is looked for (`RAY_ADDRESS`, then this machine).
         workers: cores of a cluster that is started here.
+        cpus: cores for each task.
+        gpus: accelerators for each task; fractions share one.
+
+    Raises:
+        ValueError: no node has so many cores and accelerators.
     """
 
-    def __init__(self, address: str | None = None, *, workers: int = 2) -> None:
+    remote = True
+
+    def __init__(
+        self, address: str | None = None, *, workers: int = 2, cpus: float = 1.0, gpus: float = 0.0
+    ) -> None:
+        self.cpus, self.gpus = cpus, gpus
         ray = self._ray = _ray()
         self._connected_here = not ray.is_initialized()
         if self._connected_here:
@@ -52,20 +62,22 @@ class Ray(Engine):
                 ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
         self._pending: dict[Any, int] = {}
         self._actors: list[Any] = []
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
+            self.close()
+            raise ValueError(f"no node of the Ray cluster has {cpus:g} CPUs and {gpus:g} GPUs")
         self.places = max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def run(self, tasks: Sequence[Task], listen: Listener | None = None) -> Iterator[Outcome]:
         ray, pending = self._ray, self._pending
-        for task in tasks:
-            self._check_room(task)
         board = self._actor(_Board, num_cpus=0, scheduling_strategy=self._this_node())
         call = ray.remote(_call)
         for number, task in enumerate(tasks):
             options: dict[str, Any] = {"env_vars": dict(task.environment)} if task.environment else {}
             reference = call.options(
                 name=task.name,
-                num_cpus=task.cpus,
-                num_gpus=task.gpus,
+                num_cpus=self.cpus,
+                num_gpus=self.gpus,
                 max_retries=RETRIES if task.resumes else 0,
                 runtime_env=options,
             ).remote(_digest(), task.function, dict(task.arguments), _Sender(board, number))
@@ -110,14 +122,6 @@ class Ray(Engine):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         return NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=True)
-
-    def _check_room(self, task: Task) -> None:
-        """Refuse what Ray would wait for without end."""
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        if not any(node.get("CPU", 0) >= task.cpus and node.get("GPU", 0) >= task.gpus for node in nodes):
-            raise ValueError(
-                f"{task.name}: no node of the cluster has {task.cpus:g} CPUs and {task.gpus:g} GPUs"
-            )
 
     def _get(self, reference: Any, name: str) -> Any:
         """A result, or the exception that the function raised, or `ProcessDied`."""

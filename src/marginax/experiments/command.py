@@ -13,6 +13,7 @@ import marginax as mx
 from marginax import report
 from marginax._checks import choice
 from marginax._files import write_csv
+from marginax.engine import Engine, make
 from marginax.experiments import runner
 from marginax.experiments.runner import Experiment
 
@@ -46,6 +47,14 @@ class Options:
     """First of the seeds; by default 0."""
     workers: int | None = None
     """Parts that are computed side by side: by default 2, and for training the cores."""
+    engine: Literal["local", "ray"] = "local"
+    """Where parts run: this machine, or a Ray cluster."""
+    address: str | None = None
+    """Of the Ray cluster, such as 10.0.0.1:6379; by default one that runs already, or one that is started here."""
+    cpus_per_shard: float = 1.0
+    """Cores for each part on a Ray cluster."""
+    gpus_per_shard: float = 0.0
+    """Accelerators for each part on a Ray cluster; fractions share one."""
 
     def __post_init__(self) -> None:
         if self.seeds is not None and self.seeds < 2:
@@ -54,6 +63,11 @@ class Options:
             raise ValueError(f"--workers must be at least 1, got {self.workers}")
         if self.discount is not None and not 0 < self.discount < 1:
             raise ValueError(f"--discount must lie between 0 and 1, got {self.discount}")
+
+    def place(self) -> Engine:
+        """The engine that was asked for."""
+        resources = {"cpus": self.cpus_per_shard, "gpus": self.gpus_per_shard}
+        return make(self.engine, workers=self.workers or 2, address=self.address, **resources)
 
     def applied(self, experiment: Experiment) -> Experiment:
         """The experiment with the flags that were given."""
@@ -115,8 +129,11 @@ def load(name: str) -> type[Experiment]:
 def _reproduce(experiments: list[Experiment], options: Options) -> None:
     console = rich.console.Console(stderr=True)
     try:
-        ready = [each.prepared(options.out / each.name, options.workers) for each in experiments]
-        sections = runner.run(ready, options.out, workers=options.workers or 2, console=console)
+        with options.place() as place:
+            ready = [each.prepared(options.out / each.name, options.workers, place) for each in experiments]
+            sections = runner.run(
+                ready, options.out, workers=options.workers or 2, console=console, engine=place
+            )
     except KeyboardInterrupt:
         console.print("stopped; what is finished is kept, and the same command carries on")
         raise

@@ -12,6 +12,7 @@ import tyro
 
 from marginax import report
 from marginax.deep.config import PopulationConfig, TD3Config
+from marginax.engine import Engine
 from marginax.experiments.runner import Arrays, Experiment, Part
 
 if TYPE_CHECKING:
@@ -133,18 +134,33 @@ class Control(Experiment):
             overlap=True,
         )
 
-    def prepared(self, folder: Path, workers: int | None) -> "Control":
+    def prepared(self, folder: Path, workers: int | None, engine: Engine) -> "Control":
         """Train all tasks, or as much of them as the time limit allows (then `SystemExit`)."""
-        from marginax.deep.command import Display, finish
+        from marginax.deep.command import Display
         from marginax.deep.metrics import slug
-        from marginax.deep.run import open_run, run_metrics, train
+        from marginax.deep.run import open_run, run_metrics, train, train_elsewhere
         from marginax.simulators import make
 
         end = time.monotonic() + seconds(self.time_limit) if self.time_limit else None
         configs = {task: self.population(task) for task in self.tasks}  # find mistakes before anything is run
         for task in () if self.report_only else self.tasks:
             make(task, seed=0, allow_import=True).close()
-        for task, config in {} if self.report_only else configs.items():
+        if engine.remote and not self.report_only:
+            together = engine.gpus > 0
+            runs = {
+                t: (folder / slug(t), open_run(folder / slug(t), c, together=together))
+                for t, c in configs.items()
+            }
+            names = [f"{task} {part}" for task, (_, run) in runs.items() for part in run.parts]
+            options: dict[str, Any] = {
+                "checkpoint_minutes": self.checkpoint_minutes,
+                "keep_replay": False,
+            }
+            with Display("control", self.steps, names) as display:
+                left = None if end is None else max(0.0, end - time.monotonic())
+                outcome = train_elsewhere(engine, runs, seconds=left, listen=display.listen, **options)
+            self._finish(outcome)
+        for task, config in {} if self.report_only or engine.remote else configs.items():
             place = folder / slug(task)
             run = open_run(place, config)
             left = None if end is None else max(0.0, end - time.monotonic())
@@ -153,12 +169,19 @@ class Control(Experiment):
                 outcome = train(
                     place, run, workers=workers, keep_replay=False, listen=display.listen, **options
                 )
-            finish({name: found for name, found in outcome.items() if found["state"] != "diverged"})
-            if any(found["state"] in ("new", "stopped") for found in outcome.values()):
-                print("stopped at the time limit; the same command carries on", flush=True)
-                raise SystemExit(0)
+            self._finish(outcome)
         found = [run_metrics(folder / slug(task)) for task in self.tasks]
         return dataclasses.replace(self, trained=hashlib.sha256(repr(found).encode()).hexdigest()[:12])
+
+    @staticmethod
+    def _finish(outcome: dict[str, dict[str, Any]]) -> None:
+        """Say what went wrong, or that there is more to do."""
+        from marginax.deep.command import finish
+
+        finish({name: found for name, found in outcome.items() if found["state"] != "diverged"})
+        if any(found["state"] in ("new", "stopped") for found in outcome.values()):
+            print("stopped at the time limit; the same command carries on", flush=True)
+            raise SystemExit(0)
 
     def parts(self) -> list[Part]:
         return []  # training is not made of parts: see `prepared`

@@ -24,8 +24,9 @@ import rich.progress
 import tyro
 
 import marginax
-from marginax import engine, report
+from marginax import report
 from marginax._files import check_writable, load_arrays, save_arrays
+from marginax.engine import Engine, Outcome, Task, make
 from marginax.engine.processes import Lock
 
 Arrays = dict[str, np.ndarray]
@@ -93,7 +94,7 @@ class Experiment(abc.ABC):
         """The command line that runs this experiment by itself."""
         return f"marginax reproduce {self.name} --seeds {self.seeds}"
 
-    def prepared(self, folder: Path, workers: int | None) -> "Experiment":
+    def prepared(self, folder: Path, workers: int | None, engine: Engine) -> "Experiment":
         """The experiment after work in its folder that is not made of parts, such as training; by default itself."""
         return self
 
@@ -180,7 +181,7 @@ def run(
     *,
     workers: int = 2,
     console: rich.console.Console | None = None,
-    place: engine.Engine | None = None,
+    engine: "str | Engine" = "local",
 ) -> list[report.Section]:
     """Runs experiments, each into the folder `out/<name>`, and returns their sections.
 
@@ -191,7 +192,7 @@ def run(
         out: the folder of all results; made if need be.
         workers: parts that are computed side by side on this machine.
         console: where progress is shown: a bar on a terminal, else a line for each part.
-        place: the engine that runs the parts; by default this machine.
+        engine: what runs the parts: `local`, `ray`, or an engine.
 
     Raises:
         OSError: the folder cannot be written or the disk is full; what was finished stays.
@@ -209,7 +210,7 @@ def run(
                 work.finish(console)
         tasks = {(work.experiment.name, part.label): (work, part) for work in works for part in work.todo}
         progress = stack.enter_context(_Progress(list(tasks.values()), workers, console))
-        place = stack.enter_context(place or engine.make("local", workers=workers))
+        place = stack.enter_context(make(engine, workers=workers))
         failed = []
         for outcome in place.run([_task(*task) for task in tasks.values()], progress.listen):
             work, part = tasks[outcome.task.arguments["experiment"].name, outcome.task.arguments["label"]]
@@ -226,8 +227,8 @@ def run(
     return [work.result() for work in works]
 
 
-def _task(work: "_Work", part: Part) -> engine.Task:
-    return engine.Task(
+def _task(work: "_Work", part: Part) -> Task:
+    return Task(
         f"{work.experiment.name}: {part.title or part.label}",
         _compute,
         {"experiment": work.experiment, "label": part.label},
@@ -344,12 +345,12 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def listen(self, task: engine.Task, message: Any) -> None:
+    def listen(self, task: Task, message: Any) -> None:
         if message == "started":
             self.running[task.name] = time.monotonic()
             self.bar.update(self.task, description=", ".join(self.running)[:60])
 
-    def finished(self, outcome: engine.Outcome, part: Part) -> None:
+    def finished(self, outcome: Outcome, part: Part) -> None:
         name = outcome.task.name
         self.running.pop(name, None)
         self.left.pop(name)
