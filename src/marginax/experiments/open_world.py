@@ -182,7 +182,7 @@ class OpenWorld(Experiment):
                 report.Figure(
                     "errors",
                     f"Relative error at the start, averaged over actions: mean of {self.seeds} runs and the middle half "
-                    "of them. The dotted line is the error of Q = 0.",
+                    "of them.",
                     "Error curves on the Open World",
                     f"With certainty-equivalent weights at clip {high:g} the error falls to 10% after "
                     f"{times[CERTAINTY, high]} trajectories; Retrace needs {times[RETRACE, low]} at clip {low:g} and "
@@ -190,8 +190,8 @@ class OpenWorld(Experiment):
                 ),
                 report.Figure(
                     "maps",
-                    f"Mean value of every cell over {self.seeds} runs; iterations grow from left to right, and the true "
-                    "values are the last column. The scale is that of the true values: what lies outside is cut.",
+                    f"Mean value of every cell over {self.seeds} runs. The scale is that of the true values: what lies "
+                    "outside is cut. Episodes end in the grey corner.",
                     "Heat maps of learned values",
                     f"After {self.snapshots[-2]} trajectories at clip {high:g} the mean value of the start is "
                     f"{report.number(starts[RETRACE, high])} with Retrace and "
@@ -229,7 +229,7 @@ class OpenWorld(Experiment):
                 for (kind, used), curve in zip(self.runs(), errors, strict=True):
                     if used in (0.0, clip):
                         report.draw_curves(axis, np.arange(1, self.iterations + 1), curve, kind)
-                axis.axhline(1.0, color="#888888", linewidth=0.8, linestyle=":")
+                axis.axhline(1.0, color="#888888", linewidth=0.8, linestyle=":", label="error of Q = 0")
                 axis.set(yscale="log", ylim=(1e-3, 100), xlabel="iteration", title=f"clip c̄ = {clip:g}")
             axes[0, 0].set_ylabel("relative error at the start")
             report.legend_below(figure, axes, columns=3)

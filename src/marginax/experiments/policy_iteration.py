@@ -133,7 +133,7 @@ class PolicyIteration(Experiment):
             figures=(
                 report.Figure(
                     "returns",
-                    f"Mean return and the middle half of {self.seeds} runs; the dotted line is the best policy's.",
+                    f"Mean return and the middle half of {self.seeds} runs.",
                     "Return against iterations for soft and hard policy iteration",
                     f"Averaged over the iterations the return of soft policy iteration is {means['soft', ONE]} with "
                     f"one-step, {means['soft', RETRACE]} with Retrace and {means['soft', MONTE_CARLO]} with the "
@@ -163,7 +163,7 @@ class PolicyIteration(Experiment):
             for axis, kind, step in zip(axes[0], ("soft", "hard"), (self.soft, self.hard), strict=True):
                 for method in METHODS:
                     report.draw_curves(axis, self.evaluated + 1, curves[kind, method], method)
-                axis.axhline(best, color="#888888", linewidth=0.8, linestyle=":")
+                axis.axhline(best, color="#888888", linewidth=0.8, linestyle=":", label="best policy")
                 axis.set(title=f"{kind} policy iteration, α = {step:g}", xlabel="iteration")
             axes[0, 0].set_ylabel("return from a random cell")
             report.legend_below(figure, axes)

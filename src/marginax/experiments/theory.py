@@ -228,7 +228,7 @@ class Theory(Experiment):
             clip.set(xlabel="clip c̄", ylabel="contraction rate", title="Retrace on three problems")
             for kind, line in zip(TRACES, rates["by_decay"][2], strict=True):
                 report.draw_curves(decay, self.decays, line[None], kind, band=False, markevery=4)
-            decay.axhline(1.0, **limit)
+            decay.axhline(1.0, label="no contraction above", **limit)
             decay.set(ylim=(0, 2), xlabel="decay λ", ylabel="contraction rate", title="traces on the garnet")
             steps, dashes = np.arange(STEPS + 1), ("-", "-", "-", "-.")
             first = zip(ITERATED, convergence["errors"][0], convergence["predicted"][0], dashes, strict=True)
@@ -237,6 +237,7 @@ class Theory(Experiment):
                     errors, steps, line[None], kind, band=False, label=label, linestyle=dash, markevery=5
                 )
                 errors.plot(steps, line[0] * rate**steps, "--", color=colour(kind), linewidth=0.7)
+            errors.plot([], [], "--", color="#444444", linewidth=0.7, label="what the rate promises")
             errors.set(yscale="log", ylim=(0.2 * convergence["errors"][0].min(), None))
             errors.set(xlabel="applications", ylabel="largest error", title="convergence on a garnet")
             for name, table, exact, dash in zip(
@@ -254,9 +255,11 @@ class Theory(Experiment):
                         linestyle=dash,
                         markevery=1,
                     )
-                learned.axhline(exact, **limit)
+                learned.axhline(exact, label="exact weights" if dash == "-" else None, **limit)
             learned.set(xscale="log", yscale="log", xlabel="trajectories", ylabel="contraction rate")
             learned.set_title("estimated weights")
+            learned.yaxis.set_major_formatter("{x:g}")
+            learned.yaxis.set_minor_formatter("{x:g}")
             for axis in (clip, decay, errors, learned):
                 axis.legend(**beside)
 

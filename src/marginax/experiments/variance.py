@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from marginax.trajectories import Trajectory
 
-NODES = ("R_τ", "M_τ", "R", "M")
+NODES = (r"$R_\tau$", r"$M_\tau$", "$R$", "$M$")
 BLUE, RED, GREY = "#1F5FA8", "#C0392B", "#777777"
 # From, to, colour, arrow head, line: an arrow points to a conditional expectation.
 ARROWS = ((0, 1, RED, "-|>", "-"), (0, 2, BLUE, "-|>", "-"), (1, 3, BLUE, "-|>", "-"), (2, 3, GREY, "-", ":"))
@@ -95,7 +95,12 @@ class Variance(Experiment):
         variances = {label: m[1].mean(-1) - m[0].mean(-1) ** 2 for label, m in moments.items()}
         self._figure(folder, variances)
         rows = [
-            (case["title"], node, float(moments[label][0, i].mean()), float(variances[label][i]))
+            (
+                case["title"],
+                report.plain(node),
+                float(moments[label][0, i].mean()),
+                float(variances[label][i]),
+            )
             for label, case in self.cases().items()
             for i, node in enumerate(NODES)
         ]

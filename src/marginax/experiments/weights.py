@@ -158,7 +158,7 @@ class Weights(Experiment):
                     axis.spines[:].set_visible(True)
                 line[0].set_ylabel(kind.replace(" ", "\n"), rotation=0, ha="right", va="center")
             for axis, corner in zip(axes[0], CORNERS, strict=True):
-                axis.set_title(f"seen from the {corner}")
+                axis.set_title(f"from the {corner}", fontsize=8)
             figure.colorbar(
                 drawn, ax=axes, shrink=0.6, aspect=30, pad=0.01, label="TD weight (scale: power 0.4)"
             )

@@ -132,7 +132,7 @@ def draw_curves(
 
 def draw_map(axis: Any, grid: np.ndarray, **options: Any) -> Any:
     """Draws a heat map without ticks and returns it for a colour bar."""
-    axis.set(xticks=[], yticks=[])
+    axis.set(xticks=[], yticks=[], facecolor="#BBBBBB")  # where the grid has no number
     axis.grid(False)
     return axis.imshow(grid, **{"cmap": "hot", "interpolation": "nearest", **options})
 
