@@ -1,13 +1,16 @@
-"""Every `>>>` example in the README and the docs runs and prints what it says."""
+"""Examples in the README and the docs run, commands parse, and numbers are those of the stored results."""
 
 import doctest
+import importlib.util
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import marginax
+from marginax import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,3 +41,51 @@ def test_one_version_everywhere():
     citation = re.search(r"(?m)^version: (\S+)$", (ROOT / "CITATION.cff").read_text())
     assert citation is not None
     assert marginax.__version__ == project == citation.group(1)
+
+
+def commands(page: Path) -> list[str]:
+    """The `marginax …` command lines on a page, in code spans and code blocks, without placeholders."""
+    text = re.sub(r"\\\n\s*", "", page.read_text())  # lines that go on
+    spans = re.findall(r"`((?:[^`\n]*\s)?marginax [^`\n]+)`", text)
+    lines = re.findall(r"(?m)^(?: {4}|\$ )((?:\S.*\s)?marginax [a-z].*)$", text)
+    found = [re.sub(r"^.*?\bmarginax ", "", each).split("  #")[0] for each in (*spans, *lines)]
+    return sorted(
+        {each.strip() for each in found if each[:1].islower() and not re.search(r"…|\b[A-Z]{3,}\b", each)}
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_commands_parse(page, capsys):
+    """Every command line parses; nothing is run."""
+    for line in commands(page):
+        command, *words = shlex.split(line)
+        if not words and command != "reproduce":
+            assert command in cli.COMMANDS  # the name of the command alone
+            continue
+        status = None
+        try:
+            call = cli.parse(command, words)
+        except SystemExit as stop:
+            call, status = None, stop.code
+        asked_for_help = "--help" in words and status in (0, None)
+        assert callable(call) or asked_for_help, f"marginax {line}: {capsys.readouterr().err}"
+
+
+def results():
+    """The script that writes results into the pages."""
+    spec = importlib.util.spec_from_file_location("results", ROOT / "docs" / "_build" / "results.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_numbers_on_the_pages_are_those_of_the_stored_results(capsys):
+    assert results().main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_number_that_was_changed_by_hand_is_noticed():
+    module = results()
+    stored = {"a": {"figures": [{"finding": "It takes 50."}]}}
+    page = "<!-- results: findings a -->\n- It takes 50.\n<!-- results: end -->"
+    assert module.rewritten(page, stored, "img") == page
+    assert module.rewritten(page.replace("50", "51"), stored, "img") == page

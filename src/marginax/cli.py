@@ -17,7 +17,7 @@ from typing import Any
 
 import marginax
 
-__all__ = ["main"]
+__all__ = ["main", "parse"]
 
 COMMANDS = {
     "reproduce": (
@@ -66,24 +66,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, words: list[str]) -> int:
-    if command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(COMMANDS)}"
-        return _fail(f"unknown command {command!r}; {hint}")
-    module, name = COMMANDS[command][0].split(":")
-    function = getattr(importlib.import_module(module), name)
-    program = f"marginax {command}"
-    if command == "reproduce":  # its flags depend on the experiment
-        program, function, words = function(words)
     try:
-        status = _parse(function, program, words)()
+        status = parse(command, words)()
     except SystemExit as stop:  # of the parser, or of a command that was asked to end
         return stop.code if isinstance(stop.code, int) else 2 if stop.code else 0
     return status if isinstance(status, int) else 0
 
 
-def _parse(function: Callable[..., Any], program: str, words: list[str]) -> Callable[[], Any]:
-    """The call that the words ask for; prints help or mistakes and raises `SystemExit` instead where there are any."""
+def parse(command: str, words: list[str]) -> Callable[[], Any]:
+    """The call that a command line asks for; nothing is run, and only what parsing needs is imported.
+
+    Raises:
+        ValueError: there is no such command or experiment.
+        SystemExit: help was asked for, or a flag is wrong; what tyro has to say of it is printed.
+    """
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(COMMANDS)}"
+        raise ValueError(f"unknown command {command!r}; {hint}")
+    module, name = COMMANDS[command][0].split(":")
+    function = getattr(importlib.import_module(module), name)
+    if command == "reproduce":  # its flags depend on the experiment
+        return _parse(*function(words))
+    return _parse(f"marginax {command}", function, words)
+
+
+def _parse(program: str, function: Callable[..., Any], words: list[str]) -> Callable[[], Any]:
     import tyro
 
     @functools.wraps(function)

@@ -225,7 +225,7 @@ class Chain(Experiment):
                 measures.final(curve),
             )
             for (name, value), curves in errors.items()
-            if name in ("actions", "clip")
+            if name == "clip"
             for method, curve in zip(METHODS, curves, strict=True)
             if not np.isnan(curve).any()
         ]
