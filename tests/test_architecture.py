@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "marginax"
 # A room may import the rooms above it, and no other.
 ROOMS = [
     *(
+        "_lazy",
         "_checks",
         "_solve",
         "_files",

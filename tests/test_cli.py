@@ -54,7 +54,7 @@ def test_help_imports_nothing_heavy():
     script = """
 import sys
 from marginax.cli import main
-for words in (["reproduce"], ["reproduce", "chain"], ["show"]):
+for words in (["reproduce"], ["reproduce", "chain"], ["show"], ["evaluate"], ["explore"]):
     assert main([*words, "--help"]) == 0
 heavy = ("jax", "equinox", "optax", "scipy", "matplotlib", "jinja2", "gymnasium", "pyarrow")
 loaded = [name for name in heavy if name in sys.modules]

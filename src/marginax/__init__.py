@@ -10,8 +10,9 @@ Bellman error met at ``(x', a')`` counts for the value of ``(x, a)``; the operat
 True
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from marginax._lazy import lazy
 
 if TYPE_CHECKING:
     from marginax import (
@@ -70,14 +71,7 @@ _FROM = {
     ),
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Rooms and names are loaded on first use, so that `import marginax` costs nothing."""
-    if name not in __all__:
-        raise AttributeError(f"module 'marginax' has no attribute {name!r}")
-    if name in _FROM:
-        return getattr(importlib.import_module(f"marginax.{_FROM[name]}"), name)
-    return importlib.import_module(f"marginax.{name}")
+__getattr__ = lazy(__name__, {name: _FROM.get(name, "") for name in __all__ if name != "__version__"})
 
 
 def __dir__() -> list[str]:

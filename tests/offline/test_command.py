@@ -62,7 +62,7 @@ def test_evaluate_writes_table_json_and_page(files, capsys):
         ({"data": "nowhere.csv"}, "there is no file"),
         ({"policy": "nowhere.npy"}, "there is no policy file"),
         ({"discount": "1.5"}, "discount must lie in"),
-        ({"estimators": "sorcery"}, "unknown estimator 'sorcery'"),
+        ({"estimators": "sorcery"}, "an estimator must be one of"),
         ({"out": "log.csv/inside"}, "cannot write to the folder"),
     ],
 )

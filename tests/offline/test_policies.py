@@ -174,7 +174,7 @@ def test_behaviour_may_be_estimated_or_given(case):
         ({"horizon": 0}, "horizon must be"),
         ({"engine": "ray"}, "engine must be 'local'"),
         ({"policy_kind": "guess"}, "policy_kind must be table or rows"),
-        ({"estimators": ["sorcery"]}, "unknown estimator 'sorcery'"),
+        ({"estimators": ["sorcery"]}, "an estimator must be one of"),
         ({"behaviour": "guess"}, "behaviour must be auto, logged, estimated"),
         ({"behaviour": np.ones((2, 2)) / 2}, r"behaviour must have shape \(5, 3\)"),
         ({"reward_range": (0.0, 0.1)}, "does not contain the log's rewards"),

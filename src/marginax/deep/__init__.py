@@ -1,7 +1,8 @@
 """A TD3 agent whose critic target is any operator of this library, and the training around it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from marginax._lazy import lazy
 from marginax.deep.config import PopulationConfig, TD3Config
 
 if TYPE_CHECKING:
@@ -10,12 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Population", "PopulationConfig", "TD3Config", "TD3State", "init", "update", "update_block"]
 
-
-def __getattr__(name: str) -> Any:
-    """What needs JAX is imported when it is used."""
-    import importlib
-
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "population" if name == "Population" else "td3"
-    return getattr(importlib.import_module(f"marginax.deep.{module}"), name)
+__getattr__ = lazy(
+    __name__,
+    {"Population": "population", **dict.fromkeys(("TD3State", "init", "update", "update_block"), "td3")},
+)

@@ -1,7 +1,6 @@
 """`marginax explore`."""
 
 from marginax import _checks as checks
-from marginax.explorer.numbers import PROBLEMS
 
 
 def explore(problem: str = "open world", /, *, port: int = 5006, browser: bool = True) -> None:
@@ -14,6 +13,8 @@ def explore(problem: str = "open world", /, *, port: int = 5006, browser: bool =
         port: of the page on this machine.
         browser: whether to open it in the browser.
     """
+    from marginax.explorer.numbers import PROBLEMS
+
     try:
         from marginax.explorer import app
     except ImportError as error:

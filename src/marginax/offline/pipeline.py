@@ -150,8 +150,7 @@ def evaluate(
         raise ValueError(f"engine must be 'local', got {engine!r}")
     names = tuple(ESTIMATORS) if estimators is None else tuple(estimators)
     for name in names:
-        if name not in ESTIMATORS:
-            raise ValueError(f"unknown estimator {name!r}: choose from {', '.join(ESTIMATORS)}")
+        checks.choice("an estimator", name, ESTIMATORS)
     source = open_data(data)
     request = Request(
         discount=discount,
