@@ -135,7 +135,7 @@ def test_the_page_is_well_formed_and_self_contained(tmp_path):
     assert (
         text.index("It rises.") < text.index("<img") < text.index("A caption") < text.index("One &amp; two")
     )
-    assert text.index("What matters most") < text.index("<h2>Chain</h2>")
+    assert text.index('<ul class="main">') < text.index("<h2>Chain</h2>")
     assert text.count("marginax reproduce chain") == 2  # once per section
     assert "0.5 [0.4, 0.6]" in text
     assert "0.123" in text
