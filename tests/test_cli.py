@@ -53,8 +53,8 @@ def test_help_imports_nothing_heavy():
     """`--help`, in one process that must end without the packages that take long to import."""
     script = """
 import sys
-from marginax.cli import main
-for words in (["reproduce"], ["reproduce", "chain"], ["show"], ["evaluate"], ["explore"]):
+from marginax.cli import COMMANDS, main
+for words in [[command] for command in COMMANDS] + [["reproduce", "chain"], ["reproduce", "control"]]:
     assert main([*words, "--help"]) == 0
 heavy = ("jax", "equinox", "optax", "scipy", "matplotlib", "jinja2", "gymnasium", "pyarrow")
 loaded = [name for name in heavy if name in sys.modules]

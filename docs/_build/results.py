@@ -35,15 +35,11 @@ def store(out: Path) -> None:
         if section is None:
             continue
         for figure in section.figures:
-            shutil.copy(folder / f"{figure.file}.png", ROOT / "docs" / "img" / picture(section.name, figure.file))
+            name = section.name if len(section.figures) == 1 else f"{section.name}-{figure.file}"
+            shutil.copy(folder / f"{figure.file}.png", ROOT / "docs" / "img" / f"{name}.png")
         kept = ("title", "command", "figures", "tables", "claims")
         stored[section.name] = {k: v for k, v in dataclasses.asdict(section).items() if k in kept}
     STORED.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
-
-
-def picture(section: str, file: str) -> str:
-    """The file name of a figure in docs/img."""
-    return f"{section}-{file}.png"
 
 
 def rewritten(text: str, results: dict[str, Any], images: str) -> str:
@@ -66,9 +62,11 @@ def figures(results: dict[str, Any], names: list[str], images: str) -> str:
     lines = []
     for name in names:
         name, _, only = name.partition("/")
-        for figure in results[name]["figures"]:
+        made = results[name]["figures"]
+        for figure in made:
             if only in ("", figure["file"]):
-                image = f"![{report.plain(figure['alt'])}]({images}/{picture(name, figure['file'])})"
+                file = name if len(made) == 1 else f"{name}-{figure['file']}"
+                image = f"![{report.plain(figure['alt'])}]({images}/{file}.png)"
                 caption = f"{figure['caption']} `{results[name]['command']}`"
                 lines += [f"**{figure['finding']}**", "", image, "", caption, ""]
     return "\n".join(lines[:-1])
@@ -90,7 +88,7 @@ def claims(results: dict[str, Any], names: list[str], images: str) -> str:
     lines = []
     for name in names:
         made = _claims(results, name)
-        lines += [f"### {results[name]['title']}", "", f"`{results[name]['command']}`: {report.count_verdicts(made)}.", ""]
+        lines += [f"## {results[name]['title']}", "", f"`{results[name]['command']}`: {report.count_verdicts(made)}.", ""]
         lines += [*_claims_table(made), ""]
     return "\n".join(lines[:-1])
 

@@ -22,16 +22,25 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """All experiments at toy size, through the command line, each by itself."""
-    out = tmp_path_factory.mktemp("results")
-    for name, flags in SMALL.items():
-        assert cli.main(["reproduce", name, "--seeds", "3", "--out", str(out), *flags.split()]) == 0
-    return out
+def toy(tmp_path_factory):
+    """A function that runs an experiment at toy size through the command line, once, and returns the folder of all."""
+    out, done = tmp_path_factory.mktemp("results"), set()
+
+    def run(name):
+        if name not in done:
+            words = ["reproduce", name, "--seeds", "3", "--out", str(out), *SMALL[name].split()]
+            assert cli.main(words) == 0
+            done.add(name)
+        return out
+
+    return run
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_an_experiment_leaves_figures_data_and_claims(results, name):
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "chain" else pytest.mark.slow) for name in SMALL]
+)
+def test_an_experiment_leaves_figures_data_and_claims(toy, name):
+    results = toy(name)
     section = report.load_section(results / name)
     assert section is not None
     assert section.figures
@@ -53,7 +62,10 @@ def test_an_experiment_leaves_figures_data_and_claims(results, name):
     assert all(figure.finding.endswith(".") for figure in section.figures)
 
 
-def test_the_report_shows_all_of_them(results):
+@pytest.mark.slow
+def test_the_report_shows_all_of_them(toy):
+    for name in SMALL:
+        results = toy(name)
     text = (results / "report.html").read_text()
     for name in SMALL:
         assert f'id="{name}"' in text
@@ -67,7 +79,8 @@ def test_the_report_shows_all_of_them(results):
     assert len(main) == 5
 
 
-def test_a_second_run_finds_everything_finished(results, capsys):
+def test_a_second_run_finds_everything_finished(toy, capsys):
+    results = toy("chain")
     before = (results / "chain" / "result.json").stat().st_mtime_ns
     flags = SMALL["chain"].split()
     assert cli.main(["reproduce", "chain", "--seeds", "3", "--out", str(results), *flags]) == 0
@@ -75,9 +88,9 @@ def test_a_second_run_finds_everything_finished(results, capsys):
     assert (results / "chain" / "result.json").stat().st_mtime_ns == before
 
 
-def test_curves_in_the_csv_are_those_of_the_library(results):
+def test_curves_in_the_csv_are_those_of_the_library(toy):
     """One number of the chain's CSV, learned again by hand."""
-    with (results / "chain" / "chain.csv").open() as file:
+    with (toy("chain") / "chain" / "chain.csv").open() as file:
         rows = list(csv.DictReader(file))
     wanted = ("clip", "2", "retrace", "60")
     row = next(r for r in rows if (r["panel"], r["value"], r["operator"], r["iteration"]) == wanted)

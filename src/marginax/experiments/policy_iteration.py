@@ -135,9 +135,9 @@ class PolicyIteration(Experiment):
                     "returns",
                     f"Mean return and the middle half of {self.seeds} runs.",
                     "Return against iterations for soft and hard policy iteration",
-                    f"Averaged over the iterations the return of soft policy iteration is {means['soft', ONE]} with "
-                    f"one-step, {means['soft', RETRACE]} with Retrace and {means['soft', MONTE_CARLO]} with the "
-                    f"marginalized operator (Monte Carlo); of hard policy iteration {means['hard', ONE]}, "
+                    f"The mean return over soft policy iteration is {means['soft', ONE]} with one-step, "
+                    f"{means['soft', RETRACE]} with Retrace and {means['soft', MONTE_CARLO]} with the marginalized "
+                    f"operator (Monte Carlo); over hard policy iteration {means['hard', ONE]}, "
                     f"{means['hard', RETRACE]} and {means['hard', MONTE_CARLO]}.",
                 ),
             ),
