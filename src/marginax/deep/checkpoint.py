@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import jax
 import numpy as np
 
 from marginax._files import load_arrays, load_json, save_arrays, save_json
@@ -133,6 +132,8 @@ def to_arrays(tree: Any) -> dict[str, np.ndarray]:
     >>> to_arrays({"a": [np.zeros(2), np.ones(())]})
     {"['a'][0]": array([0., 0.]), "['a'][1]": array(1.)}
     """
+    import jax
+
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
@@ -143,6 +144,8 @@ def from_arrays(template: Tree, arrays: Mapping[str, np.ndarray]) -> Tree:
     Raises:
         ValueError: If a leaf is missing, or has another shape or type than in the template.
     """
+    import jax
+
     leaves, structure = jax.tree_util.tree_flatten_with_path(template)
     found = []
     for path, leaf in leaves:

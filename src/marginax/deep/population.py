@@ -268,43 +268,35 @@ class Population:
     @property
     def seconds_to_save(self) -> float:
         """About how long a checkpoint would take now."""
-        new = self.step - self._saved_until
-        return (
-            5.0
-            + sum(len(x.plan.configs) * x.plan.seeds * new * x.plan.width * 4 for x in self.learners) / 300e6
-        )
+        width = self.learners[0].plan.width
+        return 5.0 + len(self.config.agents) * (self.step - self._saved_until) * width * 4 / 300e6
 
     def save(self, *, replay: bool = True) -> None:
         """Write the policies and a checkpoint between two blocks; nothing without a folder."""
-        if self.folder is None or self._log is None:
+        if self.folder is None or self._log is None or self._saved_until == self.step:
             return
         for vector, (label, seed) in zip(self._newest, self.config.agents, strict=True):
-            layers = unpack(vector, self._layers)
             noise = self.config.groups[label].act_noise
-            policy = Policy(layers, *self._bounds, noise, self.config.simulator)
+            policy = Policy(unpack(vector, self._layers), *self._bounds, noise, self.config.simulator)
             policy.save(self.folder / policy_name(label, seed))
+        known = checkpoint.manifest(self.folder / CHECKPOINT) or {"files": []}
         files: dict[str, dict[str, Any]] = {}
         keep = []
-        known = checkpoint.manifest(self.folder / CHECKPOINT) or {"files": []}
         for i, learner in enumerate(self.learners):
             files[f"learner-{i}-{self.step}"] = checkpoint.to_arrays(learner.state[:2])
-            for g, (buffer, capacity) in enumerate(
-                zip(learner.state.rows, learner.plan.capacities, strict=True)
-            ):
-                name, first = f"replay-{i}-{g}", max(self._saved_until, self.step - capacity)
-                if replay:
-                    keep += [n for n in known["files"] if _segment(n, name)[1] > self.step - capacity]
-                    if first < self.step:
-                        where = np.arange(first, self.step) % capacity
-                        files[f"{name}-{first}-{self.step}"] = {"rows": np.asarray(buffer[:, where])}
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
-        files[f"population-{self.step}"] = arrays
-        plain = []
-        for agent, state in enumerate(self.pool.get_state()):
-            simple = {k: v for k, v in state.items() if isinstance(v, (int, str)) and not isinstance(v, bool)}
-            plain.append(simple)
-            rest = {k: v for k, v in state.items() if k not in simple}
-            files[f"simulator-{agent}-{self.step}"] = rest
+            for g, capacity in enumerate(learner.plan.capacities if replay else ()):
+                name, oldest = f"replay-{i}-{g}", max(0, self.step - capacity)
+                keep += [n for n in known["files"] if _segment(n, name)[1] > oldest]
+                first = max(self._saved_until, oldest)
+                where = np.arange(first, self.step) % capacity
+                rows = np.asarray(learner.state.rows[g][:, where])
+                files[f"{name}-{first}-{self.step}"] = {"rows": rows}
+        files[f"population-{self.step}"] = {name: getattr(self, name) for name in _ARRAYS}
+        files[f"simulators-{self.step}"] = {
+            f"{agent}/{name}": value
+            for agent, state in enumerate(self.pool.get_state())
+            for name, value in state.items()
+        }
         meta = {
             "config": self.config.to_json(),
             "step": self.step,
@@ -314,12 +306,10 @@ class Population:
             "failures": {str(agent): failure for agent, failure in self.failures.items()},
             "learned": self._learned,
             "finished_returns": self._finished_returns,
-            "simulators": plain,
             "timing": {**dataclasses.asdict(self.timing), "busy": self.timing.busy},
             "replaced_workers": self.pool.replaced,
             "platform": _platform(),
         }
-        files = {name: content for name, content in files.items() if name not in known["files"]}
         checkpoint.save(self.folder / CHECKPOINT, meta, files, keep)
         self._saved_until = self.step
 
@@ -361,10 +351,10 @@ class Population:
                 rows.append(ring)
             state = (*restored, tuple(rows), np.int32(self.step))
             learner.state = LearnerState(*jax.device_put(state))
-        states = [
-            {**files[f"simulator-{agent}-{self.step}"], **plain}
-            for agent, plain in enumerate(meta["simulators"])
-        ]
+        states: list[dict[str, Any]] = [{} for _ in self.config.agents]
+        for name, value in files[f"simulators-{self.step}"].items():
+            agent, _, key = name.partition("/")
+            states[int(agent)][key] = value
         self.pool.set_state(states)
 
 

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from marginax._files import load_json, save_json
+from marginax.deep.checkpoint import manifest
 from marginax.deep.config import PopulationConfig
 from marginax.deep.metrics import agent_name, read_metrics
 from marginax.engine import Engine, Task, processes
@@ -96,8 +97,6 @@ def load_run(folder: Path) -> Run:
 
 def status(folder: Path, config: PopulationConfig) -> dict[str, Any]:
     """How a part fares, from its checkpoint: `state` is `new`, `stopped`, `finished` or `diverged`."""
-    from marginax.deep.checkpoint import manifest
-
     found = manifest(folder / "checkpoint")
     meta = {"step": 0, "failures": {}} if found is None else found["meta"]
     failures = list(meta["failures"].values())
@@ -114,8 +113,6 @@ def run_metrics(folder: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: If there is no run, or a file of it is damaged.
     """
-    from marginax.deep.checkpoint import manifest
-
     lines = []
     for name in load_run(folder).parts:
         found = manifest(folder / name / "checkpoint")
@@ -125,8 +122,6 @@ def run_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def run_seconds(folder: Path) -> float:
     """How long the parts of a run have been trained, added up."""
-    from marginax.deep.checkpoint import manifest
-
     found = [manifest(folder / name / "checkpoint") for name in load_run(folder).parts]
     return sum(each["meta"].get("seconds", 0.0) for each in found if each is not None)
 
