@@ -1,6 +1,7 @@
 """Settings for every test and doctest: CPU, run-time type checks, reproducible Hypothesis."""
 
 import importlib
+import importlib.util
 import os
 from pathlib import Path
 
@@ -22,6 +23,9 @@ hypothesis.settings.register_profile("marginax", max_examples=30, deadline=None,
 hypothesis.settings.load_profile("marginax")
 
 _SOURCE = Path(__file__).parent / "src"
+
+# The examples there need PyTorch, which is no dependency.
+collect_ignore = [] if importlib.util.find_spec("torch") else ["src/marginax/torch"]
 
 
 def pytest_collect_file(file_path: Path) -> None:
