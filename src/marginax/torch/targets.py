@@ -25,6 +25,8 @@ else:
         """Imports PyTorch when its first attribute is read."""
 
         def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):  # what inspection asks for
+                raise AttributeError(name)
             try:
                 import torch
             except ImportError:
