@@ -3,6 +3,9 @@
 import csv
 import json
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from marginax import cli, learning, problems, report, traces
 from marginax.experiments import command, measures
 from marginax.experiments.chain import METHODS, Chain
 
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SMALL = {
     "chain": "--iterations 60 --actions 2 --horizon 3 --off-policy 0 0.7 --noise 0.1 --clip 1 2",
     "open-world": "--size 3 --iterations 20 --horizon 30 --no-family",
@@ -77,6 +81,30 @@ def test_the_report_shows_all_of_them(toy):
     assert len(claims) == text.count('data-label="Effect"')
     assert not any("$" in cell for row in claims for cell in row.values())
     assert len(main) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_the_report_prints_on_twelve_pages(toy, tmp_path):
+    for name in SMALL:
+        results = toy(name)
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    printed = [f"--print-to-pdf={tmp_path / 'report.pdf'}", (results / "report.html").as_uri()]
+    subprocess.run([BROWSER, *options, *printed], check=True, capture_output=True, timeout=300)
+    assert 3 <= len(re.findall(rb"/Type\s*/Page\b(?!s)", (tmp_path / "report.pdf").read_bytes())) <= 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["weights", "theory"])
+def test_a_fresh_run_gives_the_numbers_of_the_docs(name, tmp_path):
+    """The two experiments that take seconds at full size; the pages are checked against the same stored results."""
+    stored = json.loads((Path(__file__).parents[2] / "docs" / "data" / "results.json").read_text())[name]
+    assert cli.main(["reproduce", name, "--out", str(tmp_path)]) == 0
+    fresh = report.load_section(tmp_path / name)
+    assert [figure.finding for figure in fresh.figures] == [figure["finding"] for figure in stored["figures"]]
+    assert [claim.verdict for claim in fresh.claims] == [claim["verdict"] for claim in stored["claims"]]
+    effects = [claim["effect"] for claim in stored["claims"]]
+    np.testing.assert_allclose([claim.effect for claim in fresh.claims], effects, rtol=1e-3, atol=1e-9)
 
 
 def test_a_second_run_finds_everything_finished(toy, capsys):

@@ -97,8 +97,9 @@ def test_verdicts_follow_from_the_interval():
 def test_every_operator_has_a_colour_and_a_marker_of_its_own():
     for kind in ("label", "colour", "marker"):
         assert len({getattr(style, kind) for style in report.OPERATORS.values()}) == len(report.OPERATORS)
-    varied = report.operator_style("marginalized-regression, decay 0.9")
-    assert varied.colour == report.operator_style("marginalized-regression").colour
+    one, two = (report.operator_style(f"marginalized-regression, decay {decay}") for decay in (0.9, 1))
+    assert one.colour == two.colour == report.operator_style("marginalized-regression").colour
+    assert (one.marker, two.marker) == ("$d0.9$", "$d1$")
 
 
 class Reader(html.parser.HTMLParser):

@@ -1,5 +1,6 @@
 """One look for every figure: an operator has the same colour, marker and name everywhere, and reads in grey."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,16 +48,18 @@ OPERATORS = {
 
 
 def operator_style(name: str) -> OperatorStyle:
-    """The style of an operator by name. A variation of one (`retrace, decay 0.9`) keeps its colour and marker.
+    """The style of an operator by name. A variation of one keeps its colour; its initials are the marker.
 
-    >>> operator_style("retrace").label, operator_style("retrace:decay=0.9").label
-    ('Retrace', 'retrace:decay=0.9')
+    >>> operator_style("retrace").label, operator_style("retrace-decay-0.9").marker
+    ('Retrace', '$d0.9$')
     """
     if name in OPERATORS:
         return OPERATORS[name]
     base = max((known for known in OPERATORS if name.startswith(known)), key=len, default="")
-    style = OPERATORS.get(base, OperatorStyle("", "#777777", "."))
-    return OperatorStyle(name, style.colour, style.marker)
+    words = re.findall(r"[a-zA-Z]+|[\d.]+", name.removeprefix(base))
+    marker = "".join(word[0] if word.isalpha() else word for word in words)
+    colour = OPERATORS[base].colour if base else "#777777"
+    return OperatorStyle(name, colour, f"${marker}$" if marker else ".")
 
 
 @contextmanager
