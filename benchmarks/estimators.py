@@ -78,7 +78,7 @@ def estimators(case: Case, on_states: bool) -> dict[str, Estimator]:
     counted = by("certainty_equivalence")
     features = case.features[:, 0] if on_states else case.features
     return {
-        "Algorithm 2 as printed": by("monte_carlo", literal=True),
+        "Algorithm 2 as printed": by("monte_carlo", as_printed=True),
         "Monte Carlo, exponential": by("monte_carlo", average="exponential"),
         "Monte Carlo (= regression, tabular)": by("monte_carlo"),
         "Regression, additive features": by("regression", features=features),
@@ -137,9 +137,9 @@ def incremental(seeds: int = 100) -> None:
     counts, sums = (e.init(100, 4, mdp.discount) for e in (weights.CertaintyEquivalence, weights.MonteCarlo))
     steps = {
         "`MonteCarlo.update`": (sums, lambda e, one: e.update(one, c)),
-        "`MonteCarlo.weights`": (sums, lambda e, one: e.weights()),
+        "`MonteCarlo.weights`": (sums, lambda e, one: e.weights(c)),
         "`CertaintyEquivalence.update`": (counts, lambda e, one: e.update(one)),
-        "`CertaintyEquivalence.weights`": (counts, lambda e, one: e.weights(c, mu)),
+        "`CertaintyEquivalence.weights`": (counts, lambda e, one: e.weights(c)),
     }
     print(f"| {seeds} seeds side by side | seconds |\n|---|---:|")
     for name, (first, step) in steps.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from marginax import learning, problems, traces
+from marginax import learning, problems, traces, weights
 from marginax.experiments import measures
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -34,7 +34,11 @@ def main() -> None:
     operators = {
         "one-step": (np.zeros_like(retrace), "multi-step", None),
         "Retrace": (retrace, "multi-step", None),
-        "marginalized, Monte Carlo": (retrace, "monte-carlo", learning.monte_carlo(10, 5, mdp.discount)),
+        "marginalized, Monte Carlo": (
+            retrace,
+            "monte-carlo",
+            weights.MonteCarlo.init(10, 5, mdp.discount, factored=False),
+        ),
     }
     print(f"chain of 10 states and 5 actions, {options.seeds} seeds, {options.iterations} iterations\n")
     print(

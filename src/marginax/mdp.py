@@ -245,15 +245,31 @@ class TabularMDP:
             >>> TabularMDP([[[1.0]]], [[1.0]], 0.5).credit_row(np.array([[1.0]]), (0, 0))
             array([[2.]])
         """
-        state, action = self.pair(start)
-        row = (
-            self.p[state, action]
-            if not self.is_sparse
-            else self._sparse_row(state * self.num_actions + action)
-        )
-        flow = Resolvent(self.state_kernel(measure), self.discount).transposed(row)
+        flow = Resolvent(self.state_kernel(measure), self.discount).transposed(self.successors(start))
         result = self.discount * flow[:, None] * measure
-        result[state, action] += 1.0
+        result[self.pair(start)] += 1.0
+        return result
+
+    def successors(self, start: tuple[int, int]) -> FloatArray:
+        """The transition probabilities of one pair, ``p(·|x,a)``.
+
+        Args:
+            start: the pair ``(x, a)``.
+
+        Returns:
+            ``[S]``.
+
+        Example:
+            >>> TabularMDP([[[0.5]]], [[1.0]], 0.9).successors((0, 0))
+            array([0.5])
+        """
+        state, action = self.pair(start)
+        if not self.is_sparse:
+            return self.p[state, action]
+        result = np.zeros(self.num_states)
+        row = state * self.num_actions + action
+        inside = slice(self.p.indptr[row], self.p.indptr[row + 1])
+        result[self.p.indices[inside]] = self.p.data[inside]
         return result
 
     def pair(self, start: tuple[int, int]) -> tuple[int, int]:
@@ -340,12 +356,6 @@ class TabularMDP:
         result.eliminate_zeros()
         for values in (result.data, result.indices, result.indptr):
             values.setflags(write=False)
-        return result
-
-    def _sparse_row(self, row: int) -> FloatArray:
-        result = np.zeros(self.num_states)
-        inside = slice(self.p.indptr[row], self.p.indptr[row + 1])
-        result[self.p.indices[inside]] = self.p.data[inside]
         return result
 
     def _termination(self, tolerance: float) -> FloatArray:

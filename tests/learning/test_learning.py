@@ -8,6 +8,7 @@ import pytest
 import marginax as mx
 from marginax import learning
 from marginax.learning import _steps
+from marginax.weights import CertaintyEquivalence, MonteCarlo
 from reference import algorithm2
 
 
@@ -43,9 +44,9 @@ def test_evaluate_equals_the_plain_loop(problem, horizon, kind):
     shape = mdp.r.shape
     estimator = {
         "multi-step": None,
-        "monte-carlo": learning.monte_carlo(*shape, mdp.discount),
-        "literal": learning.monte_carlo(*shape, mdp.discount, literal=True),
-        "given": learning.given(w),
+        "monte-carlo": MonteCarlo.init(*shape, mdp.discount, factored=False),
+        "literal": MonteCarlo.init(*shape, mdp.discount, as_printed=True),
+        "given": w,
     }[kind]
     ours = learning.evaluate(batch, pi, c, estimator)
     theirs = algorithm2.evaluate(*episodes(batch), pi, c, mdp.discount, kind=kind, w=w)
@@ -79,11 +80,11 @@ def test_many_seeds_equal_one_after_another():
     mdp, pi, mu = WORLD
     c = mx.traces.retrace(pi, mu)
     batch = stream(WORLD, 2, 10, 60, seeds=3)
-    estimator = learning.certainty_equivalence(*mdp.r.shape, mdp.discount)
-    together = learning.evaluate(batch, pi, c, estimator, growth=1.5)
+    estimator = CertaintyEquivalence.init(*mdp.r.shape, mdp.discount)
+    together = learning.evaluate(batch, pi, c, estimator, refresh_growth=1.5)
     for seed in range(3):
         alone = learning.evaluate(
-            jax.tree.map(lambda field, seed=seed: field[seed], batch), pi, c, estimator, growth=1.5
+            jax.tree.map(lambda field, seed=seed: field[seed], batch), pi, c, estimator, refresh_growth=1.5
         )
         np.testing.assert_allclose(together[seed], alone, atol=1e-5)
 
@@ -93,11 +94,11 @@ def test_certainty_equivalence_learns_from_weights_of_the_counts():
     mdp, pi, mu = WORLD
     c = mx.traces.retrace(pi, mu)
     batch = stream(WORLD, 5, 1, 100)
-    q = learning.evaluate(batch, pi, c, learning.certainty_equivalence(*mdp.r.shape, mdp.discount))[0]
+    q = learning.evaluate(batch, pi, c, CertaintyEquivalence.init(*mdp.r.shape, mdp.discount))[0]
     counted = mx.weights.certainty_equivalence(
         batch, c, mu=mx.weights.estimate_behaviour(batch, *mdp.r.shape)
     )
-    by_hand = learning.evaluate(batch, pi, c, learning.given(counted))[0]
+    by_hand = learning.evaluate(batch, pi, c, counted)[0]
     np.testing.assert_allclose(q, by_hand, atol=1e-4)
 
 
@@ -109,11 +110,11 @@ def test_every_operator_converges_to_the_values_of_the_policy():
     for traces, estimator in [
         (np.zeros_like(c), None),
         (c, None),
-        (c, learning.monte_carlo(4, 2, 0.9)),
-        (c, learning.certainty_equivalence(4, 2, 0.9)),
+        (c, MonteCarlo.init(4, 2, 0.9)),
+        (c, CertaintyEquivalence.init(4, 2, 0.9)),
     ]:
         growth = 1.0 if estimator is None else 1.2
-        q = learning.evaluate(batch, pi, traces, estimator, growth=growth)[-1]
+        q = learning.evaluate(batch, pi, traces, estimator, refresh_growth=growth)[-1]
         np.testing.assert_allclose(q, mdp.q_values(pi), atol=0.02)
 
 
@@ -122,7 +123,7 @@ def test_every_operator_converges_to_the_values_of_the_policy():
 def test_policy_iteration_finds_the_shortest_way(kind, policy_step_size):
     mdp, _, mu = WORLD
     batch = stream(WORLD, 3, 150, 80, seeds=2)
-    estimator = learning.certainty_equivalence(9, 4, 0.9) if kind == "certainty equivalence" else None
+    estimator = CertaintyEquivalence.init(9, 4, 0.9) if kind == "certainty equivalence" else None
     found = learning.improve(
         batch,
         mu,
@@ -172,7 +173,7 @@ def test_refresh_schedule_of_one_is_every_iteration():
     ("change", "message"),
     [
         ({"step_size": 0.0}, "step_size must lie in"),
-        ({"growth": 0.5}, "growth must be at least 1"),
+        ({"refresh_growth": 0.5}, "refresh_growth must be at least 1"),
         ({"initial": np.zeros((2, 2))}, "must have one shape"),
     ],
 )

@@ -66,6 +66,43 @@ def running(trajectories, c, discount, on_states=False):
     return np.where(denominator > 0, numerator / np.where(denominator > 0, denominator, 1), 0)
 
 
+def arrivals(trajectories, c):
+    """Yields, for every start, its pair and the (state, t, c_1…c_{t-1}) of every later arrival."""
+    for episode in episodes(trajectories):
+        for t, (x, a, _, _) in enumerate(episode):
+            found, product = [], 1.0
+            for s in range(t, len(episode)):
+                y, b, following, ended = episode[s]
+                if s > t:
+                    product *= c[y, b]
+                if not ended:
+                    found.append((following, s - t + 1, product))
+            yield (x, a), found
+
+
+def paths(trajectories, c, discount):
+    """u[S, A, S]: mean product of the traces on the way to each state, over γ^t-weighted arrivals."""
+    total, weight = np.zeros((*c.shape, len(c))), np.zeros((*c.shape, len(c)))
+    for start, found in arrivals(trajectories, c):
+        for y, t, product in found:
+            total[start][y] += discount**t * product
+            weight[start][y] += discount**t
+    return np.where(weight > 0, total / np.where(weight > 0, weight, 1), 0)
+
+
+def from_paths(u, trajectories, c, discount):
+    """w = u c; for the start pair itself the mean of 1 at time 0 and of u c at every later visit."""
+    w = u[..., None] * c
+    ones, returns = np.zeros(c.shape), np.zeros(c.shape)
+    for start, visits in starts(trajectories, c, on_states=False):
+        ones[start] += 1
+        returns[start] += sum(discount**t for place, t, _ in visits if t > 0 and place == start)
+    for x, a in np.argwhere(ones > 0):
+        n, r = ones[x, a], returns[x, a]
+        w[x, a, x, a] = (n + r * w[x, a, x, a]) / (n + r)
+    return w
+
+
 def exponential(trajectories, c, discount, step_size, on_states=False):
     """The same sums, each start's moved by step_size towards what followed it, in order."""
     numerator, denominator = np.zeros(shape(c, on_states)), np.zeros(shape(c, on_states))
@@ -79,12 +116,12 @@ def exponential(trajectories, c, discount, step_size, on_states=False):
 
 
 def algorithm_2(trajectories, c, discount, step_size, on_states=False):
-    """Algorithm 2 as printed, looped through the starts along each trajectory."""
+    """Algorithm 2 as printed but for its factor 1-γ, looped through the starts along each trajectory."""
     table = np.zeros(shape(c, on_states))
     for start, visits in starts(trajectories, c, on_states):
         total, count = np.zeros(table[start].shape), np.zeros(table[start].shape)
         for place, t, product in visits:
-            total[place] += (1 - discount) * discount**t * product
+            total[place] += discount**t * product
             count[place] += 1
         estimate = np.where(count > 0, total / np.where(count > 0, count, 1), 0)
         table[start] = (1 - step_size) * table[start] + step_size * estimate
@@ -159,16 +196,49 @@ def poisoned(trajectories):
 
 
 def least_squares(trajectories, c, discount, features, start_features=None, on_states=False):
-    """Rows of a design matrix, one for every start and visit, handed to numpy.linalg.lstsq."""
+    """Rows of a design matrix, one for every start and visit (arrival), handed to numpy.linalg.lstsq; u, on states w."""
     rows, values = [], []
-    table = shape(c, on_states)
-    half = table[: len(table) // 2]
+    half = c.shape[:1] if on_states else c.shape
     size = int(np.prod(half))
     psi = np.eye(size).reshape(*half, size) if start_features is None else start_features
-    for start, visits in starts(trajectories, c, on_states):
-        for place, t, product in visits:
+    for start, visits in starts(trajectories, c, True) if on_states else arrivals(trajectories, c):
+        for state, t, product in visits:
             weight = discount ** (t / 2)
-            rows.append(weight * np.outer(psi[start], features[place]).ravel())
+            rows.append(weight * np.outer(psi[start], features[state]).ravel())
             values.append(weight * product)
     theta = np.linalg.lstsq(np.array(rows), np.array(values))[0].reshape(psi.shape[-1], features.shape[-1])
-    return (psi.reshape(size, -1) @ theta @ features.reshape(size, -1).T).reshape(table)
+    return (psi.reshape(size, -1) @ theta @ features.T).reshape(*half, len(c))
+
+
+def reverse_td(trajectories, c, discount, mean, on_states=False, sweeps=2000):
+    """u by sweeping the reverse TD targets of every start and arrival until nothing changes.
+
+    Traces out of a state are rescaled so that their mean after each start is `mean[x]`.
+    """
+    half = c.shape[:1] if on_states else c.shape
+    moves = {start: [] for start in np.ndindex(half)}
+    for episode in episodes(trajectories):
+        for t in range(len(episode)):
+            start = (episode[t][0],) if on_states else episode[t][:2]
+            for s in range(t, len(episode)):
+                x, a, y, ended = episode[s]
+                moves[start].append((discount ** (s - t), s == t, x, c[x, a], y, ended))
+    u = np.ones((*half, len(c)))
+    for start, steps in moves.items():
+        scale = np.zeros(len(c))
+        for x in range(len(c)):
+            here = [(weight, trace) for weight, first, z, trace, _, _ in steps if z == x and not first]
+            traced = sum(weight * trace for weight, trace in here)
+            scale[x] = mean[x] * sum(weight for weight, _ in here) / traced if traced else 0.0
+        for _ in range(sweeps):
+            total, count = np.zeros(len(c)), np.zeros(len(c))
+            for weight, first, x, trace, y, ended in steps:
+                if not ended:
+                    at_start = trace if on_states else 1.0
+                    total[y] += weight * (at_start if first else scale[x] * trace * u[start][x])
+                    count[y] += weight
+            new = np.where(count > 0, total / np.where(count > 0, count, 1), 0)
+            if np.abs(new - u[start]).max() < 1e-13:
+                break
+            u[start] = new
+    return u

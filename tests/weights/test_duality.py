@@ -15,7 +15,9 @@ from marginax.weights import (
     saddle_point,
     saddle_point_states,
 )
-from marginax.weights._primal_dual import Problem, duality_gap, solve
+from marginax.weights.duality import _duality_gap as duality_gap
+from marginax.weights.duality import _Problem as Problem
+from marginax.weights.duality import _solve as solve
 from reference import estimators as reference
 
 MDP, PI, MU, C = reference.random_problem(3)

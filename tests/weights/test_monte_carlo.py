@@ -24,28 +24,39 @@ def test_every_form_equals_its_definition(on_states, reset):
     assert data.valid.all() == reset
     estimate = monte_carlo_states if on_states else monte_carlo
     close = {"rtol": 2e-5, "atol": 1e-6}
-    np.testing.assert_allclose(estimate(data, C), reference.running(data, C, 0.9, on_states), **close)
     np.testing.assert_allclose(
-        estimate(data, C, average="exponential", step_size=0.3),
+        estimate(data, C, factored=False), reference.running(data, C, 0.9, on_states), **close
+    )
+    np.testing.assert_allclose(
+        estimate(data, C, factored=False, average="exponential", step_size=0.3),
         reference.exponential(data, C, 0.9, 0.3, on_states),
         **close,
     )
     np.testing.assert_allclose(
-        estimate(data, C, literal=True), reference.algorithm_2(data, C, 0.9, 0.1, on_states), **close
+        estimate(data, C, as_printed=True), reference.algorithm_2(data, C, 0.9, 0.1, on_states), **close
     )
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["padded", "packed"])
+def test_the_default_averages_the_path_and_puts_in_the_last_trace(reset):
+    data = batch(reset=reset)
+    u = reference.paths(data, C, 0.9)
+    with jax.enable_x64(True):
+        estimate = monte_carlo(data, C, discount=0.9)
+        assert estimate.dtype == np.float64
+        np.testing.assert_allclose(estimate, reference.from_paths(u, data, C, 0.9), rtol=1e-12)
 
 
 def test_in_double_precision_the_sums_are_exact():
     data = batch()
     with jax.enable_x64(True):
-        estimate = monte_carlo(data, C, discount=0.9)
-        assert estimate.dtype == np.float64
+        estimate = monte_carlo(data, C, discount=0.9, factored=False)
         np.testing.assert_allclose(estimate, reference.running(data, C, 0.9), rtol=1e-12)
 
 
 def test_one_row_equals_that_of_the_table():
     data = batch()
-    for form in ({}, {"average": "exponential"}, {"literal": True}):
+    for form in [{}, {"factored": False}, {"average": "exponential"}, {"as_printed": True}]:
         np.testing.assert_allclose(
             monte_carlo(data, C, start=(3, 1), **form), monte_carlo(data, C, **form)[3, 1], rtol=1e-6
         )
@@ -54,21 +65,23 @@ def test_one_row_equals_that_of_the_table():
         )
 
 
-@pytest.mark.parametrize("form", [{}, {"average": "exponential"}, {"literal": True}], ids=str)
+@pytest.mark.parametrize(
+    "form", [{}, {"factored": False}, {"average": "exponential"}, {"as_printed": True}], ids=str
+)
 def test_updates_one_by_one_equal_the_batch(form):
     data = batch()
     estimator = MonteCarlo.init(5, 2, 0.9, **form)
     update = jax.jit(lambda estimator, one: estimator.update(one, C))
     for i in range(6):
         estimator = update(estimator, jax.tree.map(lambda f, i=i: f[i], data))
-    np.testing.assert_allclose(estimator.weights(), monte_carlo(data, C, **form), rtol=1e-5)
+    np.testing.assert_allclose(estimator.weights(C), monte_carlo(data, C, **form), rtol=1e-5)
 
 
 def test_seeds_side_by_side_equal_a_loop():
     seeds = [batch(seed) for seed in range(3)]
     stacked = jax.tree.map(lambda *fields: jnp.stack(fields), *seeds)
     blank = MonteCarlo.init(5, 2, 0.9, average="exponential")
-    together = jax.vmap(lambda data: blank.update(data, C).weights())(stacked)
+    together = jax.vmap(lambda data: blank.update(data, C).weights(C))(stacked)
     for one, data in zip(together, seeds, strict=True):
         np.testing.assert_allclose(one, monte_carlo(data, C, average="exponential"), rtol=1e-5)
 
@@ -79,15 +92,17 @@ def test_padding_is_never_read():
     np.testing.assert_array_equal(monte_carlo(reference.poisoned(data), C), monte_carlo(data, C))
 
 
-def test_converges_to_the_exact_weights_and_the_literal_form_does_not():
+def test_converges_to_the_exact_weights_and_the_printed_form_does_not():
     exact = mx.weights.exact(MDP, MU, C)
     errors = [
         np.abs(monte_carlo(batch(1, episodes=n, horizon=40), C) - exact).mean() for n in (100, 5_000, 40_000)
     ]
     assert errors[2] < 0.015 * exact.mean()
     assert errors[1] < 0.25 * errors[0]
-    literal = monte_carlo(batch(1, episodes=5_000, horizon=40), C, literal=True)
-    assert np.abs(literal - exact).mean() > 0.5 * exact.mean()
+    on_pairs = monte_carlo(batch(1, episodes=5_000, horizon=40), C, factored=False)
+    assert errors[1] < 0.8 * np.abs(on_pairs - exact).mean()
+    printed = monte_carlo(batch(1, episodes=5_000, horizon=40), C, as_printed=True)
+    assert np.abs(printed - exact).mean() > 0.5 * exact.mean()
 
 
 def test_state_weights_converge_to_the_exact_ones():

@@ -11,7 +11,7 @@ from reference import estimators as reference
 
 MDP, PI, MU, C = reference.random_problem(2)
 RNG = np.random.default_rng(0)
-FEATURES, STATE_FEATURES = RNG.normal(size=(5, 2, 3)), RNG.normal(size=(5, 3))
+FEATURES = RNG.normal(size=(5, 3))
 START_FEATURES = RNG.normal(size=(5, 2, 2))
 
 
@@ -27,9 +27,8 @@ def test_without_features_it_is_the_monte_carlo_ratio():
 
 def test_one_hot_features_are_tables():
     data = batch()
-    one_hot = np.eye(10).reshape(5, 2, 10)
     np.testing.assert_allclose(
-        regression(data, C, features=one_hot, ridge=1e-7), monte_carlo(data, C), rtol=1e-3, atol=1e-4
+        regression(data, C, features=np.eye(5), ridge=1e-7), monte_carlo(data, C), rtol=1e-3, atol=1e-4
     )
 
 
@@ -37,19 +36,16 @@ def test_one_hot_features_are_tables():
 def test_equals_least_squares_on_every_start_and_visit(reset):
     data = batch(reset=reset, episodes=20)
     close = {"rtol": 1e-3, "atol": 1e-3}
+    for psi in (None, START_FEATURES):
+        u = reference.least_squares(data, C, 0.9, FEATURES, psi)
+        np.testing.assert_allclose(
+            regression(data, C, features=FEATURES, start_features=psi, ridge=0.0),
+            reference.from_paths(u, data, C, 0.9),
+            **close,
+        )
     np.testing.assert_allclose(
-        regression(data, C, features=FEATURES, ridge=0.0),
-        reference.least_squares(data, C, 0.9, FEATURES),
-        **close,
-    )
-    np.testing.assert_allclose(
-        regression(data, C, features=FEATURES, start_features=START_FEATURES, ridge=0.0),
-        reference.least_squares(data, C, 0.9, FEATURES, START_FEATURES),
-        **close,
-    )
-    np.testing.assert_allclose(
-        regression_states(data, C, features=STATE_FEATURES, ridge=0.0, start=3),
-        reference.least_squares(data, C, 0.9, STATE_FEATURES, on_states=True)[3],
+        regression_states(data, C, features=FEATURES, ridge=0.0, start=3),
+        reference.least_squares(data, C, 0.9, FEATURES, on_states=True)[3],
         **close,
     )
 
@@ -60,9 +56,9 @@ def test_updates_one_by_one_and_side_by_side_equal_the_batch(start_features):
     stacked = jax.tree.map(lambda *fields: jnp.stack(fields), *seeds)
 
     def run(data):
-        first = Regression.init(FEATURES, 0.9, start_features=start_features)
+        first = Regression.init(FEATURES, 2, 0.9, start_features=start_features)
         last, _ = jax.lax.scan(lambda estimator, one: (estimator.update(one, C), None), first, data)
-        return last.weights()
+        return last.weights(C)
 
     for one, data in zip(jax.jit(jax.vmap(run))(stacked), seeds, strict=True):
         np.testing.assert_allclose(
@@ -90,9 +86,8 @@ def test_padding_is_never_read():
 
 def test_converges_to_exact_weights_that_the_features_hold():
     exact = mx.weights.exact(MDP, MU, C)
-    u, s, v = np.linalg.svd(exact.reshape(10, 10))
-    features = v.T.reshape(5, 2, 10)
-    starts = (u * s).reshape(5, 2, 10)
+    left, scale, right = np.linalg.svd(mx.weights.paths(MDP, MU, C).reshape(10, 5), full_matrices=False)
+    features, starts = right.T, (left * scale).reshape(5, 2, 5)
     errors = [
         np.abs(
             regression(batch(1, episodes=n, horizon=40), C, features=features, start_features=starts) - exact
@@ -106,7 +101,7 @@ def test_converges_to_exact_weights_that_the_features_hold():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"features": FEATURES[:3]}, r"features must have shape \(5, 2, any\), got \(3, 2, 3\)"),
+        ({"features": FEATURES[:3]}, r"features must have shape \(5, any\), got \(3, 3\)"),
         ({"start_features": START_FEATURES}, "start_features needs features"),
         ({"features": FEATURES, "ridge": -1.0}, "ridge must be at least 0"),
         ({"features": FEATURES, "start": (0, 7)}, r"start\[1\] must lie in range\(2\), got 7"),

@@ -116,7 +116,7 @@ class Chain(Experiment):
                 np.zeros_like(c) if method == ONE else c,
                 measures.estimator(method, problem, c),
                 step_size=self.step_size,
-                growth=1.05 if method == CERTAINTY else 1.0,
+                refresh_growth=1.05 if method == CERTAINTY else 1.0,
                 states=[0],
             )
             errors[i] = measures.relative_error(q, q_pi)[:, self.shown - 1]

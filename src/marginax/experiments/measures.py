@@ -45,11 +45,11 @@ def estimator(operator: str, problem: "Problem", c: np.ndarray) -> Any:
     """Where a marginalized operator takes its TD weights from; None for the others."""
     size = (*problem.mdp.r.shape, problem.mdp.discount)
     if operator == EXACT:
-        return mx.learning.given(mx.weights.exact(problem.mdp, problem.mu, c))
+        return mx.weights.exact(problem.mdp, problem.mu, c)
     if operator == CERTAINTY:
-        return mx.learning.certainty_equivalence(*size)
+        return mx.weights.CertaintyEquivalence.init(*size)
     if operator in (MONTE_CARLO, AS_PRINTED):
-        return mx.learning.monte_carlo(*size, literal=operator == AS_PRINTED)
+        return mx.weights.MonteCarlo.init(*size, factored=False, as_printed=operator == AS_PRINTED)
     return None
 
 

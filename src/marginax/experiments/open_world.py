@@ -107,7 +107,7 @@ class OpenWorld(Experiment):
             c,
             measures.estimator(operator, problem, c),
             step_size=self.step_size,
-            growth=1.1 if operator == CERTAINTY else 1.0,
+            refresh_growth=1.1 if operator == CERTAINTY else 1.0,
             visits=self.visits,
         )
         q, q_pi = np.asarray(found), problem.mdp.q_values(problem.pi)

@@ -71,8 +71,8 @@ class PolicyIteration(Experiment):
         stream = measures.streams(problem, seeds, self.iterations, self.horizon, self.seed)
         size = (*mdp.r.shape, self.discount)
         estimators: dict[str, Any] = {
-            MONTE_CARLO: mx.learning.monte_carlo(*size, average="exponential"),
-            CERTAINTY: mx.learning.certainty_equivalence(*size),
+            MONTE_CARLO: mx.weights.MonteCarlo.init(*size, average="exponential", factored=False),
+            CERTAINTY: mx.weights.CertaintyEquivalence.init(*size),
         }
         returns = np.empty((2, len(METHODS), len(seeds), len(self.evaluated)))
         for i, policy_step_size in enumerate((self.soft, self.hard)):

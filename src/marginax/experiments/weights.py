@@ -75,7 +75,7 @@ class Weights(Experiment):
         @jax.jit
         @jax.vmap
         def estimate(batch: "Trajectory") -> tuple["Array", "Array"]:
-            sampled = mx.weights.MonteCarlo.init(*size).update(batch, jnp.asarray(c, jnp.float32)).weights()
+            sampled = mx.weights.MonteCarlo.init(*size, factored=False).update(batch, c).weights(c)
             counted = mx.weights.CertaintyEquivalence.init(*size).update(batch).weights(c)
             return maps(sampled), maps(counted)
 

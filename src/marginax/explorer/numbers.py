@@ -319,7 +319,7 @@ def learning_curves(
 
     mdp, mu, pi = here.mdp, here.mu, policy(here, setting)
     c = traces.retrace(pi, mu, clip=setting.clip, decay=setting.decay)
-    exact = learning.given(weights.exact(mdp, mu, c))
+    exact = weights.exact(mdp, mu, c)
     truth = mdp.q_values(pi)
     scale = max(float(np.sqrt((truth**2).mean())), 1e-12)
     tables = trajectories.sampling_tables(mdp)

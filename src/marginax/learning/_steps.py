@@ -2,12 +2,34 @@
 
 from typing import Any, Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from marginax import targets
 from marginax.trajectories import Trajectory, gather, gather_pairs, gather_weights
+from marginax.weights import Estimator
+
+
+class _Given(eqx.Module):
+    """Known weights as an estimator."""
+
+    w: Float[Array, "S A S A"]
+
+    def update(self, trajectories: Trajectory, c: Array) -> "_Given":
+        return self
+
+    def weights(self, c: Array) -> Array:
+        return self.w
+
+
+def estimator_of(weights: Estimator | ArrayLike | None) -> Estimator | None:
+    """An estimator as it is, a table as one that never changes."""
+    if weights is None or isinstance(weights, Estimator):
+        return weights
+    return _Given(jnp.asarray(weights, jnp.result_type(float)))
 
 
 def multi_step_targets(

@@ -9,17 +9,23 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from marginax.learning._steps import Visits, marginalized_targets, move_towards, multi_step_targets
-from marginax.learning.estimators import Estimator
+from marginax.learning._steps import (
+    Visits,
+    estimator_of,
+    marginalized_targets,
+    move_towards,
+    multi_step_targets,
+)
 from marginax.trajectories import Trajectory
+from marginax.weights import Estimator
 
 
-def refresh_schedule(iterations: int, growth: float = 1.0) -> np.ndarray:
+def refresh_schedule(iterations: int, refresh_growth: float = 1.0) -> np.ndarray:
     """When weights are read off anew: at the first iteration, and whenever the count has grown by a factor.
 
     Args:
         iterations: how many there are.
-        growth: 1 for every iteration; 1.1 for iterations 1, 2, …, 10, 11, 13, 15, 17, 19, 21, 24, …
+        refresh_growth: 1 for every iteration; 1.1 for iterations 1, 2, …, 10, 11, 13, 15, 17, 19, 21, 24, …
 
     Returns:
         One flag for every iteration.
@@ -31,7 +37,7 @@ def refresh_schedule(iterations: int, growth: float = 1.0) -> np.ndarray:
     for iteration in range(1, iterations + 1):
         if iteration >= following:
             flags[iteration - 1] = True
-            following = max(iteration + 1, np.ceil(iteration * growth))
+            following = max(iteration + 1, np.ceil(iteration * refresh_growth))
     return flags
 
 
@@ -39,15 +45,15 @@ def evaluate(
     trajectories: Trajectory,
     pi: ArrayLike,
     c: ArrayLike,
-    estimator: Estimator | None = None,
+    weights: Estimator | ArrayLike | None = None,
     *,
     step_size: float = 0.1,
     initial: ArrayLike | None = None,
-    growth: float = 1.0,
+    refresh_growth: float = 1.0,
     states: Sequence[int] | None = None,
     visits: Visits = "each",
 ) -> Float[Array, "*seeds iterations kept A"]:
-    r"""Learns Q^π from trajectories, one an iteration, with the targets of any operator.
+    r"""Learns Q^π from trajectories, one per iteration, with the targets of any operator.
 
     At iteration i every step of trajectory i gets a target computed from the same $Q^{(i)}$, and then, step by
     step in the order of time,
@@ -57,20 +63,21 @@ def evaluate(
     (appendix on experiments), so that a pair met k times in a trajectory moves k times (unless `visits` says otherwise). Estimated weights take
     in trajectory i before they are used on it.
 
-    | operator | c | estimator |
+    | operator | c | weights |
     |---|---|---|
     | one-step | 0 | None |
     | Retrace, tree backup, … | its traces | None |
-    | marginalized | traces | where the TD weights of these traces come from |
+    | marginalized | traces | where the TD weights of these traces come from: an estimator, or a table |
 
     Args:
         trajectories: fields `[iterations, T]`, or `[seeds, iterations, T]` for many seeds side by side.
         pi: the policy to evaluate, `[S, A]`.
         c: traces `[S, A]`.
-        estimator: an estimator of TD weights, or None for the multi-step operator.
+        weights: an incremental estimator of TD weights such as `weights.MonteCarlo`, known weights `[S, A, S, A]` such as
+            `weights.exact`, or None for the multi-step operator.
         step_size: α.
         initial: Q at the start, `[S, A]`; zero when omitted.
-        growth: weights are read off the estimator whenever the number of trajectories has grown by this factor;
+        refresh_growth: weights are read off the estimator whenever the number of trajectories has grown by this factor;
             1 is every time.
         states: the states whose values are returned; all when omitted.
         visits: "each": a pair met k times in a trajectory moves k times. "mean": it moves once, towards the mean
@@ -90,8 +97,8 @@ def evaluate(
     """
     if not 0 < step_size <= 1:
         raise ValueError(f"step_size must lie in (0, 1], got {step_size}")
-    if growth < 1:
-        raise ValueError(f"growth must be at least 1, got {growth}")
+    if refresh_growth < 1:
+        raise ValueError(f"refresh_growth must be at least 1, got {refresh_growth}")
     ndim = trajectories.states.ndim
     if ndim not in (2, 3):
         raise ValueError(
@@ -101,13 +108,14 @@ def evaluate(
     initial = jnp.zeros_like(pi) if initial is None else jnp.asarray(initial, pi.dtype)
     if c.shape != pi.shape or initial.shape != pi.shape:
         raise ValueError(f"pi, c and initial must have one shape, got {pi.shape}, {c.shape}, {initial.shape}")
-    refresh = None if growth == 1 else jnp.asarray(refresh_schedule(trajectories.states.shape[-2], growth))
+    iterations = trajectories.states.shape[-2]
+    refresh = None if refresh_growth == 1 else jnp.asarray(refresh_schedule(iterations, refresh_growth))
     single = ndim == 2
     if single:
         trajectories = jax.tree.map(lambda field: field[None], trajectories)
     step = jnp.asarray(step_size, pi.dtype)
     kept = None if states is None else jnp.asarray(states, jnp.int32)
-    q = _evaluate(trajectories, pi, c, estimator, step, initial, refresh, kept, visits)
+    q = _evaluate(trajectories, pi, c, estimator_of(weights), step, initial, refresh, kept, visits)
     return q[0] if single else q
 
 

@@ -10,11 +10,17 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from marginax.learning._steps import Visits, marginalized_targets, move_towards, multi_step_targets
-from marginax.learning.estimators import Estimator
+from marginax.learning._steps import (
+    Visits,
+    estimator_of,
+    marginalized_targets,
+    move_towards,
+    multi_step_targets,
+)
 from marginax.mdp import TabularMDP
 from marginax.traces import clip_ratios
 from marginax.trajectories import Trajectory
+from marginax.weights import Estimator
 
 
 class Improvement(NamedTuple):
@@ -69,7 +75,7 @@ def improve(
     trajectories: Trajectory,
     initial: ArrayLike,
     traces: Traces,
-    estimator: Estimator | None = None,
+    weights: Estimator | ArrayLike | None = None,
     *,
     step_size: float = 0.1,
     policy_step_size: float = 0.1,
@@ -89,7 +95,7 @@ def improve(
         trajectories: fields `[iterations, T]`, or `[seeds, iterations, T]`.
         initial: $π^{(0)}$, `[S, A]`.
         traces: the traces of a policy, for instance `retrace(mu)`.
-        estimator: an estimator of TD weights, or None for the multi-step operator.
+        weights: as in `evaluate`; estimates and known weights are those of the traces as they change.
         step_size: of Q.
         policy_step_size: α; 0.1 is *soft* and 1 is *hard* policy iteration.
         refresh_every: iterations between two readings of the weights.
@@ -123,7 +129,7 @@ def improve(
     if single:
         trajectories = jax.tree.map(lambda field: field[None], trajectories)
     sizes = jnp.asarray([step_size, policy_step_size], pi.dtype)
-    found = _improve(trajectories, pi, traces, estimator, sizes, refresh, visits)
+    found = _improve(trajectories, pi, traces, estimator_of(weights), sizes, refresh, visits)
     return jax.tree.map(lambda field: field[0], found) if single else found
 
 

@@ -1,7 +1,8 @@
 """What every estimator reads from a batch of trajectories, padding put out of reach."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -11,7 +12,33 @@ from marginax import _checks as checks
 from marginax._checks import FloatArray
 from marginax.trajectories import Trajectory
 
-__all__ = ["Links", "Steps", "discount_of", "link_steps", "read_steps", "start_of", "traces_of"]
+__all__ = [
+    "Estimator",
+    "Links",
+    "assemble",
+    "count_starts",
+    "discount_of",
+    "divide",
+    "link_steps",
+    "read_steps",
+    "rows_of",
+    "start_of",
+    "traces_of",
+]
+
+
+@runtime_checkable
+class Estimator(Protocol):
+    """An estimator of TD weights that is updated trajectory by trajectory: a pytree for `jit`, `vmap` and `scan`.
+
+    Traces are passed in each time, because in policy iteration they change with the policy.
+    """
+
+    def update(self, trajectories: Trajectory, c: Array) -> Any:
+        """The estimator after more trajectories, fields `[..., T]`, with traces `c[S, A]`."""
+
+    def weights(self, c: Array) -> Array:
+        """The estimate of the TD weights of traces `c[S, A]`: `w[S, A, S, A]`."""
 
 
 class Steps(NamedTuple):
@@ -21,8 +48,8 @@ class Steps(NamedTuple):
     actions: Int[Array, "B T"]
     next_states: Int[Array, "B T"]
     valid: Bool[Array, "B T"]
-    ended: Bool[Array, "B T"]
-    """Whether the step ended its episode (discount 0): no successor."""
+    arrives: Bool[Array, "B T"]
+    """Whether the step has a successor: it did not end its episode."""
     follows: Bool[Array, "B T"]
     """Whether the next step of the array continues the same episode."""
 
@@ -34,40 +61,52 @@ def read_steps(trajectories: Trajectory) -> Steps:
         return jnp.asarray(field).reshape(-1, field.shape[-1])
 
     valid = rows(trajectories.valid)
-    ended = valid & (rows(trajectories.discounts) == 0)
-    goes_on = valid & ~ended & ~(rows(trajectories.truncated) & valid)
+    arrives = valid & (rows(trajectories.discounts) != 0)
     next_valid = jnp.concatenate([valid[:, 1:], jnp.zeros_like(valid[:, :1])], axis=1)
     return Steps(
         states=jnp.where(valid, rows(trajectories.states), 0),
         actions=jnp.where(valid, rows(trajectories.actions), 0),
-        next_states=jnp.where(valid & ~ended, rows(trajectories.next_states), 0),
+        next_states=jnp.where(arrives, rows(trajectories.next_states), 0),
         valid=valid,
-        ended=ended,
-        follows=goes_on & next_valid,
+        arrives=arrives,
+        follows=arrives & ~rows(trajectories.truncated) & next_valid,
     )
 
 
 class Links(NamedTuple):
-    """The steps of a batch ``[B, T]`` as places (pairs or states), and what joins each to the one after it."""
+    """The steps of a batch ``[B, T]`` as starts and as visits, and what joins each to the one after it.
 
-    place: Int[Array, "B T"]
+    Sums over all later visits of all starts are one backward pass, ``tail_t = lead_t 1{visit_t} + factor_t tail_{t+1}``.
+    """
+
+    start: Int[Array, "B T"]
+    """The pair (or state) of the step."""
     valid: Bool[Array, "B T"]
     follows: Bool[Array, "B T"]
+    visit: Int[Array, "B T"]
+    """What the step visits: its pair or state; for weights of paths the state that it arrives in."""
+    lead: Float[Array, "B T"]
+    """The discount of that visit: 1; for arrivals γ, or 0 where the episode ends."""
     discounted: Float[Array, "B T"]
     """γ where the episode goes on, else 0."""
     traced: Float[Array, "B T"]
-    """The same times the trace of the step: ``c_{t+1}`` on pairs, ``c_t`` on states."""
+    """The same times the trace of the step: ``c_{t+1}`` for pairs and arrivals, ``c_t`` on states."""
 
 
-def link_steps(trajectories: Trajectory, c: ArrayLike, discount: Array, on_states: bool) -> Links:
+def link_steps(
+    trajectories: Trajectory, c: ArrayLike, discount: Array, on_states: bool, paths: bool = False
+) -> Links:
     """Reads what sums over starts and later visits need; works under ``jit``."""
     steps, table = read_steps(trajectories), jnp.asarray(c, discount.dtype)
     traces = table[steps.states, steps.actions]
     discounted = jnp.where(steps.follows, discount, 0)
+    start = steps.states if on_states else steps.states * table.shape[1] + steps.actions
     return Links(
-        place=steps.states if on_states else steps.states * table.shape[1] + steps.actions,
+        start=start,
         valid=steps.valid,
         follows=steps.follows,
+        visit=steps.next_states if paths else start,
+        lead=jnp.where(steps.arrives, discount, 0) if paths else jnp.ones_like(discounted),
         discounted=discounted,
         traced=discounted * (traces if on_states else jnp.roll(traces, -1, axis=1)),
     )
@@ -134,3 +173,65 @@ def start_of(
     except TypeError:
         raise ValueError(f"start must be a pair (state, action), got {start!r}") from None
     return checks.index("start[0]", state, num_states), checks.index("start[1]", action, num_actions)
+
+
+def divide(numerator: Array, denominator: Array) -> Array:
+    """Entry by entry; zero where nothing was met."""
+    met = denominator > 0
+    return jnp.where(met, numerator / jnp.where(met, denominator, 1), 0)
+
+
+def rows_of(links: Links, rows: int, start: int | None) -> Int[Array, "B T"]:
+    """The row of each start in a table of all starts, or of one; out of range for steps that are starts of no row."""
+    counted = links.valid if start is None else links.valid & (links.start == start)
+    return jnp.where(counted, links.start if start is None else 0, rows)
+
+
+def count_starts(links: Links, row: Int[Array, "B T"], rows: int, num_places: int) -> Float[Array, "2 rows"]:
+    """Of each row, how often it was a start, and the discounted later visits of the same place in the same episode, summed.
+
+    Where a place comes again k steps later, its returns are ``γ^k (1 + returns from there)``: one look-up per step.
+    """
+    batch, length = links.start.shape
+    gamma = jnp.max(links.discounted)
+    sequence = jnp.arange(batch)
+
+    def step(carry: Any, now: Any) -> tuple[Any, Array]:
+        returns, when, last = carry
+        time, pair, valid, follows = now
+        last = jnp.where(follows, last, time)  # of the episode
+        gap = when[sequence, pair] - time
+        again = jnp.where(
+            when[sequence, pair] <= last, gamma ** gap.astype(gamma.dtype) * (1 + returns[sequence, pair]), 0
+        )
+        pair = jnp.where(valid, pair, num_places)  # out of range: padding is dropped
+        carry = returns.at[sequence, pair].set(again), when.at[sequence, pair].set(time), last
+        return carry, again
+
+    carry = (
+        jnp.zeros((batch, num_places), gamma.dtype),
+        jnp.full((batch, num_places), length),
+        jnp.full(batch, length - 1),
+    )
+    now = (jnp.arange(length), links.start.T, links.valid.T, links.follows.T)
+    _, returns = jax.lax.scan(step, carry, now, reverse=True)
+    total = jnp.zeros((2, rows), gamma.dtype)
+    return total.at[:, row].add(jnp.stack([jnp.ones(row.shape), returns.T]))
+
+
+def assemble(
+    paths: Float[Array, "rows S"], c: Float[Array, "S A"], visits: Float[Array, "2 rows"], start: int | None
+) -> Float[Array, "rows SA"]:
+    """Weights ``u c`` of learned paths; at the start itself, the mean of 1 at time 0 and of ``u c`` at its returns.
+
+    Args:
+        paths: u of each start.
+        c: traces.
+        visits: from `count_starts`.
+        start: the pair of the only row; all pairs in order if None.
+    """
+    weights = (paths[:, :, None] * c).reshape(len(paths), -1)
+    row = jnp.arange(len(paths))
+    pair = row if start is None else jnp.full_like(row, start)
+    starts, returns = visits
+    return weights.at[row, pair].set(divide(starts + returns * weights[row, pair], starts + returns))

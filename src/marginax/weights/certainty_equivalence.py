@@ -1,5 +1,7 @@
 """TD weights of the empirical MDP: the balance equation solved with transition counts."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,11 +9,11 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from marginax import _checks as checks
 from marginax._checks import FloatArray
 from marginax.trajectories import Trajectory
-from marginax.weights._data import read_steps
-from marginax.weights._model import EstimateInfo, empirical_model, prior_counts
+from marginax.weights._data import divide
+from marginax.weights._model import EstimateInfo, model_of
+from marginax.weights.empirical import EmpiricalMDP
 
 __all__ = ["CertaintyEquivalence", "certainty_equivalence", "certainty_equivalence_states"]
 
@@ -23,28 +25,34 @@ class CertaintyEquivalence(eqx.Module):
     that changes as the target policy does.
 
     Attributes:
-        counts: how often `x'` followed `(x, a)`, `[S, A, S]`.
-        ended: how often the episode ended at `(x, a)`, `[S, A]`.
+        counts: the counts, in their dense form.
         discount: γ.
+        mu: the behaviour policy `[S, A]`, or None for action frequencies.
 
     >>> import jax, marginax as mx
     >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
-    >>> estimator = CertaintyEquivalence.init(3, 2, mdp.discount)
+    >>> estimator = CertaintyEquivalence.init(3, 2, mdp.discount, mu=mu)
     >>> for key in jax.random.split(jax.random.key(0), 50):
     ...     estimator = estimator.update(mx.trajectories.sample(mdp, mu, key, episodes=1, horizon=20))
-    >>> estimator.weights(mx.traces.retrace(pi, mu), mu)[0, 0].round(2)
+    >>> estimator.weights(mx.traces.retrace(pi, mu))[0, 0].round(2)
     Array([[1. , 0. ],
            [1. , 0. ],
            [0.5, 0. ]], dtype=float32)
     """
 
-    counts: Float[Array, "S A S"]
-    ended: Float[Array, "S A"]
+    counts: EmpiricalMDP
     discount: Float[Array, ""]
+    mu: Float[Array, "S A"] | None
 
     @classmethod
     def init(
-        cls, num_states: int, num_actions: int, discount: ArrayLike | float, *, prior: ArrayLike | float = 0.0
+        cls,
+        num_states: int,
+        num_actions: int,
+        discount: ArrayLike | float,
+        *,
+        mu: ArrayLike | None = None,
+        prior: ArrayLike | float = 0.0,
     ) -> "CertaintyEquivalence":
         """The estimator before any data.
 
@@ -52,86 +60,43 @@ class CertaintyEquivalence(eqx.Module):
             num_states: S.
             num_actions: A.
             discount: γ.
-            prior: pseudo-counts, one number for every `(x, a, x')` or a table `[S, A, S]`. Without, an action that was never taken
-                in a state is thought to lead where those that were lead on average, and a state without data to end the
-                episode (the one-step operator's weights).
-
-        >>> CertaintyEquivalence.init(2, 1, 0.9, prior=1.0).counts.sum().item()
-        4.0
-        """
-        states, actions = checks.count("num_states", num_states), checks.count("num_actions", num_actions)
-        return cls(
-            counts=jnp.asarray(prior_counts(prior, states, actions), jnp.result_type(float)),
-            ended=jnp.zeros((states, actions)),
-            discount=jnp.asarray(discount, jnp.result_type(float)),
-        )
-
-    def update(self, trajectories: Trajectory) -> "CertaintyEquivalence":
-        """The estimator after more trajectories, fields `[..., T]`. The successor of a truncated step counts.
-
-        >>> import jax, marginax as mx
-        >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
-        >>> batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=5, horizon=4)
-        >>> after = CertaintyEquivalence.init(3, 2, mdp.discount).update(batch)
-        >>> bool(after.counts.sum() + after.ended.sum() == batch.valid.sum())
-        True
-        """
-        steps = read_steps(trajectories)
-        goes_on = (steps.valid & ~steps.ended).astype(self.counts.dtype)
-        ends = steps.ended.astype(self.ended.dtype)
-        return CertaintyEquivalence(
-            self.counts.at[steps.states, steps.actions, steps.next_states].add(goes_on),
-            self.ended.at[steps.states, steps.actions].add(ends),
-            self.discount,
-        )
-
-    def weights(self, c: ArrayLike, mu: ArrayLike | None = None) -> Float[Array, "S A S A"]:
-        """The weights of the empirical MDP, as `certainty_equivalence`.
-
-        Args:
-            c: traces `[S, A]`.
             mu: the behaviour policy `[S, A]`; action frequencies when omitted.
-
-        Returns:
-            `w[x, a, x', a']`.
-
-        >>> CertaintyEquivalence.init(2, 1, 0.9).weights(jnp.ones((2, 1))).reshape(2, 2)
-        Array([[1., 0.],
-               [0., 1.]], dtype=float32)
+            prior: pseudo-counts, one number for every `(x, a, x')` or a table `[S, A, S]`. Without, a pair that was never seen
+                does what the others do on average, `unseen="average"` of `EmpiricalMDP`.
         """
-        p, behaviour, traced = self._model(c, mu)
-        size = behaviour.size
-        same = jnp.eye(size, dtype=p.dtype).reshape(behaviour.shape * 2)
+        kind = jnp.result_type(float)
+        return cls(
+            counts=EmpiricalMDP.empty(num_states, num_actions, dense=True).with_prior(prior),
+            discount=jnp.asarray(discount, kind),
+            mu=None if mu is None else jnp.asarray(mu, kind),
+        )
+
+    def update(self, trajectories: Trajectory, c: ArrayLike | None = None) -> "CertaintyEquivalence":
+        """The estimator after more trajectories, fields `[..., T]`; traces are not read."""
+        return eqx.tree_at(lambda e: e.counts, self, self.counts.update(trajectories))
+
+    def weights(self, c: ArrayLike) -> Float[Array, "S A S A"]:
+        """The weights `w[x, a, x', a']` of traces `c[S, A]`, as `certainty_equivalence` gives them."""
+        p, behaviour, traced = self._model(c)
+        same = jnp.eye(behaviour.size, dtype=p.dtype).reshape(behaviour.shape * 2)
 
         def credit(measure: Array) -> Array:
             flow = self.discount * jnp.matmul(p, self._resolvent(p, measure), precision="highest")
             return same + flow[..., None] * measure
 
-        return _divide(credit(traced), credit(behaviour))
+        return divide(credit(traced), credit(behaviour))
 
-    def state_weights(self, c: ArrayLike, mu: ArrayLike | None = None) -> Float[Array, "S S"]:
-        """The weights on states for V-trace, as `certainty_equivalence_states`; arguments as `weights`.
+    def state_weights(self, c: ArrayLike) -> Float[Array, "S S"]:
+        """The weights on states for V-trace, as `certainty_equivalence_states` gives them."""
+        p, behaviour, traced = self._model(c)
+        return divide(self._resolvent(p, traced), self._resolvent(p, behaviour))
 
-        >>> CertaintyEquivalence.init(2, 1, 0.9).state_weights(jnp.ones((2, 1)))
-        Array([[1., 0.],
-               [0., 1.]], dtype=float32)
-        """
-        p, behaviour, traced = self._model(c, mu)
-        return _divide(self._resolvent(p, traced), self._resolvent(p, behaviour))
-
-    def _model(self, c: ArrayLike, mu: ArrayLike | None) -> tuple[Array, Array, Array]:
+    def _model(self, c: ArrayLike) -> tuple[Array, Array, Array]:
         """Frequencies p, the behaviour policy, and π̃ = cμ."""
-        visits = self.counts.sum(axis=-1) + self.ended
-        p = self.counts / jnp.maximum(visits, jnp.finfo(visits.dtype).tiny)[..., None]
-        frequencies = _divide(visits, visits.sum(axis=-1, keepdims=True))
-        behaviour = frequencies if mu is None else jnp.asarray(mu, p.dtype)
-        seen = jnp.where(visits > 0, behaviour, 0)
-        usual = jnp.einsum(
-            "xa,xay->xy", _divide(seen, seen.sum(axis=-1, keepdims=True)), p, precision="highest"
-        )
-        p = jnp.where((visits > 0)[..., None], p, usual[:, None])
+        behaviour = self.counts.action_frequencies() if self.mu is None else self.mu
+        p = self.counts.transitions("average", behaviour)
         traced = jnp.asarray(c, p.dtype) * behaviour
-        if mu is None:
+        if self.mu is None:
             traced = traced / jnp.maximum(traced.sum(axis=-1, keepdims=True), 1)
         return p, behaviour, traced
 
@@ -176,9 +141,9 @@ def certainty_equivalence(
         mu: the behaviour policy `[S, A]`; when omitted, the probabilities that the trajectories carry; when they carry none,
             action frequencies. In that last case rows of $cμ$ that exceed one are scaled back to one.
         discount: γ; read from the trajectories when omitted.
-        prior: pseudo-counts, one number for every `(x, a, x')` or a table `[S, A, S]`. Without, an action that was never taken
-                in a state is thought to lead where those that were lead on average, and a state without data to end the
-                episode (the one-step operator's weights).
+        prior: pseudo-counts, one number for every `(x, a, x')` or a table `[S, A, S]`. Without, a pair that was never seen does
+            what the others do on average, `unseen="average"` of `EmpiricalMDP`; a state without data ends the episode, and
+            has the weights of the one-step operator.
         start: a pair `(x, a)`: only its row, without forming the others.
         return_info: whether to return an `EstimateInfo` too, which says where μ came from.
 
@@ -194,58 +159,37 @@ def certainty_equivalence(
            [1. , 0. ],
            [0.5, 0. ]]), 'logged')
     """
-    return _run(trajectories, c, mu, discount, prior, start, False, return_info)
+    return _run(trajectories, c, start, False, mu, discount, prior, return_info)
 
 
 def certainty_equivalence_states(
-    trajectories: Trajectory,
-    c: ArrayLike,
-    *,
-    mu: ArrayLike | None = None,
-    discount: float | None = None,
-    prior: ArrayLike | float = 0.0,
-    start: int | None = None,
-    return_info: bool = False,
+    trajectories: Trajectory, c: ArrayLike, *, start: int | None = None, **options: Any
 ) -> FloatArray | tuple[FloatArray, EstimateInfo]:
-    r"""TD weights on states for V-trace: as `certainty_equivalence`, with kernels $\hat P(x,x') = \sum_a m(a|x) \hat p(x'|x,a)$.
+    r"""TD weights on states for V-trace: `certainty_equivalence` with the kernels $\hat P(x,x') = \sum_a m(a|x) \hat p(x'|x,a)$.
 
     Args:
         trajectories: fields `[..., T]`.
         c: traces `[S, A]`.
-        mu: the behaviour policy; logged or from counts when omitted.
-        discount: γ; read from the trajectories when omitted.
-        prior: pseudo-counts.
         start: a state: only its row.
-        return_info: whether to return an `EstimateInfo` too.
+        **options: as for `certainty_equivalence`.
 
     Returns:
         `w[x, x']` of shape `[S, S]`, or `[S]` for one start; with `return_info`, that and the info.
-
-    >>> import jax, marginax as mx
-    >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
-    >>> batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=50, horizon=50)
-    >>> certainty_equivalence_states(batch, mx.traces.retrace(pi, mu), start=0).round(2)
-    array([1.  , 0.5 , 0.25])
     """
-    return _run(trajectories, c, mu, discount, prior, start, True, return_info)
+    return _run(trajectories, c, start, True, **options)
 
 
 def _run(
     trajectories: Trajectory,
     c: ArrayLike,
-    mu: ArrayLike | None,
-    discount: float | None,
-    prior: ArrayLike | float,
     start: tuple[int, int] | int | None,
     on_states: bool,
-    return_info: bool,
+    mu: ArrayLike | None = None,
+    discount: float | None = None,
+    prior: ArrayLike | float = 0.0,
+    return_info: bool = False,
 ) -> FloatArray | tuple[FloatArray, EstimateInfo]:
-    model = empirical_model(trajectories, c, mu, discount, prior, start, on_states)
+    model = model_of(trajectories, c, mu, discount, prior, start, on_states)
     traced, visits = model.credit(model.traced), model.credit(model.behaviour)
     weights = model.spread(np.divide(traced, visits, out=np.zeros_like(visits), where=visits > 0))
     return (weights, model.info) if return_info else weights
-
-
-def _divide(numerator: Array, denominator: Array) -> Array:
-    met = denominator > 0
-    return jnp.where(met, numerator / jnp.where(met, denominator, 1), 0)

@@ -1,8 +1,9 @@
-"""Exact TD weights of given traces, and the way back from weights to traces (Section 3, Lemmas 2 and 3)."""
+"""Exact TD weights of given traces, their factor of the path, and the way back from weights to traces (Section 3, Lemmas 2 and 3)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
@@ -11,7 +12,7 @@ from marginax._credit import StateTraced, Timed, converging, trace_array
 from marginax._solve import Resolvent
 from marginax.mdp import TabularMDP
 
-__all__ = ["NonMarkovianTraces", "exact", "exact_states", "to_traces"]
+__all__ = ["NonMarkovianTraces", "exact", "exact_states", "paths", "paths_states", "to_traces"]
 
 
 def exact(
@@ -81,6 +82,84 @@ def exact_states(mdp: TabularMDP, mu: ArrayLike, c: ArrayLike, *, start: int | N
     return _divide(traced.transposed(first), visits.transposed(first))
 
 
+def paths(
+    mdp: TabularMDP, mu: ArrayLike, c: ArrayLike, *, start: tuple[int, int] | None = None
+) -> FloatArray:
+    """The mean product of the traces on the way to a state, the factor u of TD weights: ``w = u(x') c(x',a')``.
+
+    Over discounted arrivals in x' after the start, ``u = E_μ[Σ_{t≥1} γ^t C_{t-1} 1{x_t=x'}] / E_μ[Σ_{t≥1} γ^t 1{x_t=x'}]`` with
+    ``C_{t-1} = c_1 … c_{t-1}``. Given x', the action taken there does not depend on the path, so that
+
+        exact(mdp, mu, c)[x, a, x', a'] = paths(mdp, mu, c)[x, a, x'] c[x', a']
+
+    for every pair that μ visits but the start itself. There time 0 counts too, with weight 1: with ``d = E_μ[Σ_{t≥1} γ^t 1{x_t=x}]``,
+    ``w = (1 + d μ(a|x) u c) / (1 + d μ(a|x))``.
+
+    Args:
+        mdp: the MDP.
+        mu: the behaviour policy ``[S, A]``.
+        c: traces ``[S, A]``. Time-dependent traces have no such factor and are refused.
+        start: a pair ``(x, a)``: only its row is computed.
+
+    Returns:
+        ``u[x, a, x']`` of shape ``[S, A, S]``, zero where μ never goes; ``[S]`` for one start.
+
+    Example:
+        >>> from marginax import problems, traces
+        >>> mdp, pi, mu = problems.chain(n=3, actions=2)
+        >>> paths(mdp, mu, traces.retrace(pi, mu), start=(0, 0))
+        array([0. , 1. , 0.5])
+    """
+    behaviour = mdp.policy("mu", mu)
+    traced = converging(mdp, behaviour * _markovian(mdp, c)).paths
+    visits = Resolvent(mdp.state_kernel(behaviour), mdp.discount)
+    if start is not None:
+        first = mdp.successors(start)
+        return _divide(traced.transposed(first), visits.transposed(first))
+    checks.fits_in_memory(
+        "paths between all pairs and states",
+        mdp.r.size * mdp.num_states,
+        copies=4,
+        instead="ask for one row (start=)",
+    )
+    return _divide(mdp.expect_next(traced.matrix()), mdp.expect_next(visits.matrix()))
+
+
+def paths_states(mdp: TabularMDP, mu: ArrayLike, c: ArrayLike, *, start: int | None = None) -> FloatArray:
+    """The mean product ``c_0 … c_{t-1}`` over discounted arrivals in x' at times t ≥ 1, for V-trace.
+
+    V-trace's products hold no trace of the last action, so this is ``exact_states`` itself for every state but the start. There,
+    with ``d = E_μ[Σ_{t≥1} γ^t 1{x_t=x}]``, ``exact_states = (1 + d u) / (1 + d)``.
+
+    Args:
+        mdp: the MDP.
+        mu: the behaviour policy ``[S, A]``.
+        c: traces ``[S, A]``.
+        start: a state: only its row is computed.
+
+    Returns:
+        ``u[x, x']`` of shape ``[S, S]``, zero where μ never goes; ``[S]`` for one start.
+
+    Example:
+        >>> from marginax import problems, traces
+        >>> mdp, pi, mu = problems.chain(n=3, actions=2)
+        >>> paths_states(mdp, mu, traces.retrace(pi, mu), start=0)
+        array([0.  , 0.5 , 0.25])
+    """
+    behaviour = mdp.policy("mu", mu)
+    measure = behaviour * _markovian(mdp, c)
+    traced = converging(mdp, measure).paths
+    visits = Resolvent(mdp.state_kernel(behaviour), mdp.discount)
+    if start is None:
+        return _divide(
+            _arrivals(traced, StateTraced(traced).matrix()), _arrivals(visits, StateTraced(visits).matrix())
+        )
+    state = checks.index("start", start, mdp.num_states)
+    return _divide(
+        traced.transposed(_row(traced.kernel, state)), visits.transposed(_row(visits.kernel, state))
+    )
+
+
 class NonMarkovianTraces(NamedTuple):
     """Traces that depend on where the path began, ``c_0 = w(x_0,a_0)`` and ``c_t = w(x_t,a_t) / w(x_{t-1},a_{t-1})`` (Lemma 2).
 
@@ -139,6 +218,25 @@ def to_traces(mdp: TabularMDP, mu: ArrayLike, w: ArrayLike, start: tuple[int, in
         where=possible & (weights != 0.0)[:, :, None, None],
     )
     return NonMarkovianTraces(float(weights[origin]), ratio)
+
+
+def _markovian(mdp: TabularMDP, c: ArrayLike) -> FloatArray:
+    if np.ndim(c) == 3:
+        raise ValueError(
+            "c must have shape [S, A]: time-dependent traces have no factor of the path, because the last trace depends on when "
+            "the state is reached"
+        )
+    return checks.array("c", c, mdp.r.shape)
+
+
+def _row(kernel: Any, state: int) -> FloatArray:
+    row = kernel[[state]]
+    return (row.toarray() if sp.issparse(row) else row)[0]
+
+
+def _arrivals(resolvent: Resolvent, total: FloatArray) -> FloatArray:
+    """``P Σ_t (γP)^t`` from ``Σ_t (γP)^t``: what a path of at least one step reaches, without subtracting."""
+    return resolvent.kernel @ total
 
 
 def _divide(traced: FloatArray, visits: FloatArray) -> FloatArray:

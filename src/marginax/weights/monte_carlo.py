@@ -1,4 +1,6 @@
-"""TD weights as averages of the cumulative traces met along trajectories (Algorithm 2, made consistent)."""
+"""TD weights as averages of the products of traces met along trajectories (Algorithm 2, made consistent)."""
+
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -8,7 +10,16 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax.trajectories import Trajectory
-from marginax.weights._data import discount_of, link_steps, start_of, traces_of
+from marginax.weights._data import (
+    assemble,
+    count_starts,
+    discount_of,
+    divide,
+    link_steps,
+    rows_of,
+    start_of,
+    traces_of,
+)
 
 __all__ = ["MonteCarlo", "monte_carlo", "monte_carlo_states"]
 
@@ -16,29 +27,40 @@ __all__ = ["MonteCarlo", "monte_carlo", "monte_carlo_states"]
 class MonteCarlo(eqx.Module):
     r"""Monte Carlo weights that are updated trajectory by trajectory: a pytree for `jit`, `vmap` and `scan`.
 
-    Every step of every trajectory is a start. For a start at time $t$ and a visit at time $s \ge t$ of the same
-    episode, numerator and denominator of the pair's row grow by
+    Every step of every trajectory is a start. The default is `factored`: only the products of the traces on the way to a state
+    are averaged, and the trace of the action taken there is put in exactly, $w = u c$ (see `paths`). For a start at time $t$ and an
+    arrival in $x_s$ at a later time of the same episode, numerator and denominator of the pair's row grow by
+
+    $$
+    N_{x_t,a_t}(x_s) \mathrel{+}= \gamma^{s-t} c_{t+1} \cdots c_{s-1}, \qquad
+    D_{x_t,a_t}(x_s) \mathrel{+}= \gamma^{s-t}, \qquad u = N / D .
+    $$
+
+    Not factored, the sums are over pairs, as in Algorithm 2:
 
     $$
     N_{x_t,a_t}(x_s,a_s) \mathrel{+}= \gamma^{s-t} c_{t+1} \cdots c_s, \qquad
-    D_{x_t,a_t}(x_s,a_s) \mathrel{+}= \gamma^{s-t},
+    D_{x_t,a_t}(x_s,a_s) \mathrel{+}= \gamma^{s-t}, \qquad w = N / D .
     $$
 
-    and the weights are $N / D$, zero where nothing was met. All starts are served by one backward pass in time,
-    $T \cdot SA$ operations for a trajectory of $T$ steps. On states (V-trace) the product is $c_t \cdots c_{s-1}$.
+    Weights are zero where nothing was met. All starts are served by one backward pass in time, $T \cdot S$ operations for a
+    trajectory of $T$ steps ($T \cdot SA$ if not factored). On states (V-trace) the product is $c_t \cdots c_{s-1}$, which holds
+    no trace of the last action, so that there is nothing to factor.
 
     Where a trajectory is cut off, so are the sums: from starts near the cut both are those of a shorter horizon, a bias that
     vanishes as $\gamma^T$ and does not vanish with the number of trajectories.
 
     Attributes:
-        sums: numerator and denominator `[rows, 2, n]`, with `n = S*A` pairs or `S` states; `[rows, 1, n]` if `literal`.
+        sums: numerator and denominator `[rows, 2, n]`, with `n` states, or pairs if not factored; `[rows, 1, n]` if `as_printed`.
+        visits: of each row, how often it was a start, and its discounted returns to itself, `[2, rows]`; None if not factored.
         discount: γ.
         num_states: S.
         num_actions: A.
         average: "running": all starts count alike. "exponential": each visit of a start moves its row of numerator and
             denominator by `step_size` towards what followed.
         step_size: α of the exponential average.
-        literal: Algorithm 2 as printed, see `monte_carlo`.
+        factored: whether only the path is averaged.
+        as_printed: Algorithm 2 as printed, see `monte_carlo`.
         on_states: whether the weights are `[S, S]`, for V-trace.
         start: the only row that is kept; all if None.
 
@@ -48,17 +70,19 @@ class MonteCarlo(eqx.Module):
     >>> estimator = MonteCarlo.init(3, 2, mdp.discount)
     >>> for key in jax.random.split(jax.random.key(0), 50):
     ...     estimator = estimator.update(mx.trajectories.sample(mdp, mu, key, episodes=1, horizon=20), c)
-    >>> estimator.weights().shape
-    (3, 2, 3, 2)
+    >>> estimator.weights(c)[0, 0, 1]
+    Array([1., 0.], dtype=float32)
     """
 
     sums: Float[Array, "rows k n"]
+    visits: Float[Array, "2 rows"] | None
     discount: Float[Array, ""]
     num_states: int = eqx.field(static=True)
     num_actions: int = eqx.field(static=True)
     average: str = eqx.field(static=True)
     step_size: float = eqx.field(static=True)
-    literal: bool = eqx.field(static=True)
+    factored: bool = eqx.field(static=True)
+    as_printed: bool = eqx.field(static=True)
     on_states: bool = eqx.field(static=True)
     start: int | None = eqx.field(static=True)
 
@@ -71,34 +95,33 @@ class MonteCarlo(eqx.Module):
         *,
         average: str = "running",
         step_size: float = 0.1,
-        literal: bool = False,
+        factored: bool = True,
+        as_printed: bool = False,
         on_states: bool = False,
         start: tuple[int, int] | int | None = None,
     ) -> "MonteCarlo":
-        """The estimator before any data; its arguments are the class's attributes.
-
-        >>> MonteCarlo.init(3, 2, 0.9, on_states=True).weights().shape
-        (3, 3)
-        """
+        """The estimator before any data; its arguments are the class's attributes."""
         states, actions = checks.count("num_states", num_states), checks.count("num_actions", num_actions)
         if average not in ("running", "exponential"):
             raise ValueError(f"average must be 'running' or 'exponential', got {average!r}")
         if not 0 < step_size <= 1:
             raise ValueError(f"step_size must lie in (0, 1], got {step_size}")
+        factored = factored and not (as_printed or on_states)
         n = states if on_states else states * actions
         start = start_of(start, states, actions, on_states)
         row = start[0] * actions + start[1] if isinstance(start, tuple) else start
-        checks.fits_in_memory(
-            f"weights between {n} and {n}", n * n if row is None else n, instead="ask for one row (start=)"
-        )
+        rows = n if row is None else 1
+        checks.fits_in_memory(f"weights between {n} and {n}", n * rows, instead="ask for one row (start=)")
         return cls(
-            sums=jnp.zeros((n if row is None else 1, 1 if literal else 2, n)),
+            sums=jnp.zeros((rows, 1 if as_printed else 2, states if factored else n)),
+            visits=jnp.zeros((2, rows)) if factored else None,
             discount=jnp.asarray(discount, dtype=jnp.result_type(float)),
             num_states=states,
             num_actions=actions,
-            average="exponential" if literal else average,
+            average="exponential" if as_printed else average,
             step_size=step_size,
-            literal=literal,
+            factored=factored,
+            as_printed=as_printed,
             on_states=on_states,
             start=row,
         )
@@ -113,51 +136,52 @@ class MonteCarlo(eqx.Module):
 
         Returns:
             The new estimator.
-
-        >>> import jax, marginax as mx
-        >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
-        >>> batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=5, horizon=20)
-        >>> MonteCarlo.init(3, 2, mdp.discount).update(batch, mx.traces.retrace(pi, mu)).sums.shape
-        (6, 2, 6)
         """
-        links = link_steps(trajectories, c, self.discount, self.on_states)
-        place = links.place
+        links = link_steps(trajectories, c, self.discount, self.on_states, self.factored)
         rows, n = self.sums.shape[0], self.sums.shape[-1]
-        row = place if self.start is None else jnp.zeros_like(place)
-        counted = links.valid if self.start is None else links.valid & (place == self.start)
-        row = jnp.where(counted, row, rows)  # out of range: such steps are starts of no row
-        sums, share = self.sums, jnp.ones(place.shape, self.sums.dtype)
+        row = rows_of(links, rows, self.start)
+        sums, share = self.sums, jnp.ones(row.shape, self.sums.dtype)
         if self.average == "exponential":
-            later, visits = _later_visits(row, rows)
+            later, times = _later_visits(row, rows)
             keep = 1 - self.step_size
             share = self.step_size * keep ** later.astype(sums.dtype)
-            sums = sums * (keep ** visits.astype(sums.dtype))[:, None, None]
-        below = links.follows.astype(sums.dtype) if self.literal else links.discounted
-        factors = (links.traced, below)
+            sums = sums * (keep ** times.astype(sums.dtype))[:, None, None]
+        below = links.follows.astype(sums.dtype) if self.as_printed else links.discounted
 
         def step(carry: tuple[Array, Array], inputs: tuple[Array, ...]) -> tuple[tuple[Array, Array], None]:
             sums, tails = carry
-            row, place, share, *factors = inputs
+            row, visit, lead, share, *factors = inputs
             # What follows each trajectory's step: discounted traces, and discounted visits (or their count) of each place.
-            tails = (
-                jax.nn.one_hot(place, n, dtype=sums.dtype)[:, None]
-                + jnp.stack(factors, axis=1)[:, :, None] * tails
-            )
-            new = (1 - self.discount) * _divide(tails[:, :1], tails[:, 1:]) if self.literal else tails
+            here = lead[:, None] * jax.nn.one_hot(visit, n, dtype=sums.dtype)
+            tails = here[:, None] + jnp.stack(factors, axis=1)[:, :, None] * tails
+            new = divide(tails[:, :1], tails[:, 1:]) if self.as_printed else tails
             return (sums.at[row].add(share[:, None, None] * new), tails), None
 
-        tails = jnp.zeros((place.shape[0], 2, n), sums.dtype)
-        inputs = jax.tree.map(jnp.transpose, (row, place, share, *factors))
+        tails = jnp.zeros((row.shape[0], 2, n), sums.dtype)
+        inputs = jax.tree.map(jnp.transpose, (row, links.visit, links.lead, share, links.traced, below))
         (sums, _), _ = jax.lax.scan(step, (sums, tails), inputs, reverse=True)
-        return eqx.tree_at(lambda estimator: estimator.sums, self, sums)
+        visits = self.visits
+        if visits is not None:
+            visits = visits + count_starts(links, row, rows, self.num_states * self.num_actions)
+        return eqx.tree_at(lambda e: (e.sums, e.visits), self, (sums, visits), is_leaf=lambda x: x is None)
 
-    def weights(self) -> Array:
+    def paths(self) -> Float[Array, "rows S"]:
+        """u of each start; only if factored."""
+        return divide(self.sums[:, 0], self.sums[:, 1])
+
+    def weights(self, c: ArrayLike | None = None) -> Array:
         """The weights so far: `[S, A, S, A]`, on states `[S, S]`, for one start `[S, A]` or `[S]`.
 
-        >>> MonteCarlo.init(2, 1, 0.9).weights().shape
-        (2, 1, 2, 1)
+        Args:
+            c: traces `[S, A]` of the last action; needed if factored.
         """
-        table = self.sums[:, 0] if self.literal else _divide(self.sums[:, 0], self.sums[:, 1])
+        table = self.sums[:, 0] if self.as_printed else divide(self.sums[:, 0], self.sums[:, 1])
+        if self.visits is not None:
+            if c is None:
+                raise ValueError(
+                    "c is needed: weights are the learned paths times the traces of the last action"
+                )
+            table = assemble(table, jnp.asarray(c, table.dtype), self.visits, self.start)
         one = (self.num_states,) if self.on_states else (self.num_states, self.num_actions)
         return table.reshape(one if self.start is not None else one * 2)
 
@@ -166,26 +190,30 @@ def monte_carlo(
     trajectories: Trajectory,
     c: ArrayLike,
     *,
+    start: tuple[int, int] | None = None,
     discount: float | None = None,
     average: str = "running",
     step_size: float = 0.1,
-    literal: bool = False,
-    start: tuple[int, int] | None = None,
+    factored: bool = True,
+    as_printed: bool = False,
 ) -> Float[Array, "*table"]:
-    r"""TD weights as ratios of sample averages, $\hat w = \sum γ^t C_t 1\{x_t=x',a_t=a'\} / \sum γ^t 1\{x_t=x',a_t=a'\}$.
+    r"""TD weights from averages of products of traces, $\hat w = \hat u c$ with $\hat u$ the mean product on the way to a state.
 
-    The sums run over all trajectories and all starts along them (Algorithm 2 in its consistent form; `MonteCarlo` has the
-    details and the incremental form). Behaviour probabilities are not needed. Entries that were never met are zero.
+    The averages run over all trajectories and all starts along them (`MonteCarlo` has the details and the incremental form).
+    Behaviour probabilities are not needed. Entries that were never met are zero.
 
     Args:
         trajectories: fields `[..., T]`.
         c: traces `[S, A]`.
+        start: a pair `(x, a)`: only its row.
         discount: γ; read from the trajectories when omitted.
         average: "running", or "exponential" with `step_size` in the order of the trajectories.
         step_size: α.
-        literal: Algorithm 2 as printed: `(1-γ) γ^t C_t` divided by an undiscounted count, exponentially averaged, entries that
-            a trajectory did not visit drawn towards zero. It does not estimate $w^c$; it is here to be compared with.
-        start: a pair `(x, a)`: only its row.
+        factored: whether to average the path only and to put in the last trace exactly. If False, products that include the last
+            trace are averaged per pair: Algorithm 2 in its consistent form, with more variance.
+        as_printed: Algorithm 2 as printed: $γ^t C_t$ divided by an undiscounted count, exponentially averaged, entries that a
+            trajectory did not visit drawn towards zero. It does not estimate $w^c$; it is here to be compared with. Its factor
+            1-γ, which the factor 1/(1-γ) of the paper's target takes away again, is left out.
 
     Returns:
         `w[x, a, x', a']` of shape `[S, A, S, A]`; `[S, A]` for one start.
@@ -198,71 +226,45 @@ def monte_carlo(
            [1. , 0. ],
            [0.5, 0. ]], dtype=float32)
     """
-    return _run(trajectories, c, discount, average, step_size, literal, False, start)
+    form = {"average": average, "step_size": step_size, "factored": factored, "as_printed": as_printed}
+    return _run(trajectories, c, discount, start=start, **form)
 
 
 def monte_carlo_states(
     trajectories: Trajectory,
     c: ArrayLike,
     *,
-    discount: float | None = None,
-    average: str = "running",
-    step_size: float = 0.1,
-    literal: bool = False,
     start: int | None = None,
+    discount: float | None = None,
+    **options: Any,
 ) -> Float[Array, "*table"]:
-    r"""TD weights on states for V-trace: as `monte_carlo`, with the product $c_0 \cdots c_{t-1}$.
+    r"""TD weights on states for V-trace: `monte_carlo` with the product $c_0 \cdots c_{t-1}$.
 
     Args:
         trajectories: fields `[..., T]`.
         c: traces `[S, A]`.
-        discount: γ; read from the trajectories when omitted.
-        average: "running", or "exponential" with `step_size`.
-        step_size: α.
-        literal: the literal Algorithm 2, on states.
         start: a state: only its row.
+        discount: γ; read from the trajectories when omitted.
+        **options: `average`, `step_size` and `as_printed` as for `monte_carlo`.
 
     Returns:
         `w[x, x']` of shape `[S, S]`; `[S]` for one start.
-
-    >>> import jax, marginax as mx
-    >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
-    >>> batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=4000, horizon=50)
-    >>> monte_carlo_states(batch, mx.traces.retrace(pi, mu), start=0).round(1)
-    Array([1. , 0.5, 0.2], dtype=float32)
     """
-    return _run(trajectories, c, discount, average, step_size, literal, True, start)
+    return _run(trajectories, c, discount, start=start, on_states=True, **options)
 
 
-def _run(
-    trajectories: Trajectory,
-    c: ArrayLike,
-    discount: float | None,
-    average: str,
-    step_size: float,
-    literal: bool,
-    on_states: bool,
-    start: tuple[int, int] | int | None,
-) -> Array:
+def _run(trajectories: Trajectory, c: ArrayLike, discount: float | None, **form: Any) -> Array:
     traces = traces_of(c)
-    gamma = discount_of(trajectories, discount, *traces.shape)
-    num_states, num_actions = traces.shape
-    estimator = MonteCarlo.init(
-        num_states,
-        num_actions,
-        gamma,
-        average=average,
-        step_size=step_size,
-        literal=literal,
-        on_states=on_states,
-        start=start,
+    states, actions = traces.shape
+    gamma = discount_of(trajectories, discount, states, actions)
+    return _updated_weights(
+        MonteCarlo.init(states, actions, gamma, **form), trajectories, jnp.asarray(traces)
     )
-    return _updated_weights(estimator, trajectories, jnp.asarray(traces))
 
 
 @eqx.filter_jit
 def _updated_weights(estimator: MonteCarlo, trajectories: Trajectory, c: Array) -> Array:
-    return estimator.update(trajectories, c).weights()
+    return estimator.update(trajectories, c).weights(c)
 
 
 def _later_visits(rows: Int[Array, "B T"], size: int) -> tuple[Int[Array, "B T"], Int[Array, "size"]]:
@@ -273,8 +275,3 @@ def _later_visits(rows: Int[Array, "B T"], size: int) -> tuple[Int[Array, "B T"]
     after = jnp.searchsorted(ordered, ordered, side="right") - 1 - jnp.arange(flat.size)
     later = jnp.zeros_like(after).at[order].set(after)
     return later.reshape(rows.shape), jnp.bincount(flat, length=size + 1)[:size]
-
-
-def _divide(numerator: Array, denominator: Array) -> Array:
-    met = denominator > 0
-    return jnp.where(met, numerator / jnp.where(met, denominator, 1), 0)

@@ -1,4 +1,4 @@
-"""TD weights by least squares on the cumulative traces met along trajectories."""
+"""TD weights by least squares on the products of traces met along trajectories."""
 
 import math
 from typing import Any
@@ -11,49 +11,60 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax.trajectories import Trajectory
-from marginax.weights._data import discount_of, link_steps, start_of, traces_of
+from marginax.weights._data import (
+    assemble,
+    count_starts,
+    discount_of,
+    link_steps,
+    rows_of,
+    start_of,
+    traces_of,
+)
 from marginax.weights.monte_carlo import monte_carlo, monte_carlo_states
 
 __all__ = ["Regression", "regression", "regression_states"]
 
 
 class Regression(eqx.Module):
-    r"""Least squares on cumulative traces, updated trajectory by trajectory: a pytree for `jit`, `vmap` and `scan`.
+    r"""Least squares on products of traces, updated trajectory by trajectory: a pytree for `jit`, `vmap` and `scan`.
 
-    $w^c$ is the conditional mean $\mathbb{E}[C_τ | x_0,a_0,x_τ,a_τ]$ for a geometric time τ, so least squares over all starts
-    $t$ and later visits $s$ estimates it,
+    The factor $u$ of the path (see `paths`) is the conditional mean of the product of the traces on the way to a state, so least
+    squares over all starts $t$ and later arrivals $s$ estimates it,
 
     $$
-    \min_θ \sum_{t \le s} γ^{s-t} \left(c_{t+1} \cdots c_s - w_θ(x_t,a_t,x_s,a_s)\right)^2 ,
+    \min_θ \sum_{t < s} γ^{s-t} \left(c_{t+1} \cdots c_{s-1} - u_θ(x_t,a_t,x_s)\right)^2 ,
     $$
 
-    with weights linear in features φ of the visited pair: $w = θ_{x,a} \cdot φ(x',a')$ with coefficients of its own for every
-    start, or, with features ψ of the start too, $w = ψ(x,a)^\top Θ\, φ(x',a')$. Kept are the normal equations. All starts are
-    served by one backward pass in time, $k^2$ operations a step. On states (V-trace) the product is $c_t \cdots c_{s-1}$.
+    with $u$ linear in features φ of the state: $u = θ_{x,a} \cdot φ(x')$ with coefficients of its own for every start, or, with
+    features ψ of the start too, $u = ψ(x,a)^\top Θ\, φ(x')$. The weights are $w = u c$. Kept are the normal equations. All starts are
+    served by one backward pass in time, $k^2$ operations per step. On states (V-trace) the product is $c_t \cdots c_{s-1}$, visits
+    at time $s = t$ count too, and the fit is $w$ itself.
 
     Attributes:
         gram: the matrix of the normal equations: `[n, k, k]` for each of the `n` starts, or `[j, j, k, k]` with start features.
         moment: their right-hand side, `[n, k]` or `[j, k]`.
-        features: φ, `[n, k]` with `n = S*A` pairs or `S` states.
-        start_features: ψ, `[n, j]`, or None.
+        features: φ, `[S, k]`.
+        start_features: ψ, `[n, j]` with `n = S*A` pairs or `S` states, or None.
+        visits: of each pair, how often it was a start, and its discounted returns to itself, `[2, S*A]`; None on states.
         discount: γ.
         ridge: added to the diagonal, relative to its mean.
         shape: `(S, A)`, on states `(S,)`.
 
     >>> import jax, marginax as mx
     >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
-    >>> estimator = Regression.init(jnp.eye(6).reshape(3, 2, 6), mdp.discount)
+    >>> c = mx.traces.retrace(pi, mu)
+    >>> estimator = Regression.init(jnp.eye(3), 2, mdp.discount)
     >>> for key in jax.random.split(jax.random.key(0), 50):
-    ...     batch = mx.trajectories.sample(mdp, mu, key, episodes=1, horizon=20)
-    ...     estimator = estimator.update(batch, mx.traces.retrace(pi, mu))
-    >>> estimator.weights().shape
-    (3, 2, 3, 2)
+    ...     estimator = estimator.update(mx.trajectories.sample(mdp, mu, key, episodes=1, horizon=20), c)
+    >>> estimator.weights(c)[0, 0, 1].round(2)
+    Array([1., 0.], dtype=float32)
     """
 
     gram: Float[Array, "..."]
     moment: Float[Array, "..."]
-    features: Float[Array, "n k"]
+    features: Float[Array, "S k"]
     start_features: Float[Array, "n j"] | None
+    visits: Float[Array, "2 n"] | None
     discount: Float[Array, ""]
     ridge: Float[Array, ""]
     shape: tuple[int, ...] = eqx.field(static=True)
@@ -62,31 +73,33 @@ class Regression(eqx.Module):
     def init(
         cls,
         features: ArrayLike,
+        num_actions: int,
         discount: ArrayLike | float,
         *,
         start_features: ArrayLike | None = None,
         ridge: float = 1e-6,
+        on_states: bool = False,
     ) -> "Regression":
         """The estimator before any data.
 
         Args:
-            features: φ, `[S, A, k]`; on states `[S, k]`.
+            features: φ, `[S, k]`.
+            num_actions: A.
             discount: γ.
-            start_features: ψ, `[S, A, j]` or `[S, j]`. When omitted, every start has coefficients of its own.
+            start_features: ψ, `[S, A, j]`, on states `[S, j]`. When omitted, every start has coefficients of its own.
             ridge: added to the diagonal of the normal equations, relative to its mean.
-
-        >>> Regression.init(jnp.ones((3, 1)), 0.9).weights().shape
-        (3, 3)
+            on_states: whether the weights are `[S, S]`, for V-trace.
         """
         phi = jnp.asarray(features, jnp.result_type(float))
-        if phi.ndim not in (2, 3):
-            raise ValueError(f"features must have shape [S, A, k], or [S, k] on states, got {phi.shape}")
-        shape, k = phi.shape[:-1], phi.shape[-1]
+        if phi.ndim != 2:
+            raise ValueError(f"features must have shape [S, k], got {phi.shape}")
+        states, k = phi.shape
+        shape = (states,) if on_states else (states, checks.count("num_actions", num_actions))
         psi = None if start_features is None else jnp.asarray(start_features, phi.dtype)
         if psi is not None and psi.shape[:-1] != shape:
-            raise ValueError(f"start_features must begin with {shape} as features do, got {psi.shape}")
-        phi = phi.reshape(-1, k)
-        lead = (phi.shape[0],) if psi is None else (psi.shape[-1],)
+            raise ValueError(f"start_features must begin with {shape}, one row per start, got {psi.shape}")
+        starts = math.prod(shape)
+        lead = (starts,) if psi is None else (psi.shape[-1],)
         gram_lead = lead if psi is None else lead * 2
         checks.fits_in_memory(
             "the normal equations",
@@ -98,65 +111,65 @@ class Regression(eqx.Module):
             gram=jnp.zeros((*gram_lead, k, k), phi.dtype),
             moment=jnp.zeros((*lead, k), phi.dtype),
             features=phi,
-            start_features=None if psi is None else psi.reshape(phi.shape[0], -1),
+            start_features=None if psi is None else psi.reshape(starts, -1),
+            visits=None if on_states else jnp.zeros((2, starts), phi.dtype),
             discount=jnp.asarray(discount, phi.dtype),
             ridge=jnp.asarray(checks.at_least("ridge", ridge, 0.0), phi.dtype),
             shape=shape,
         )
 
     def update(self, trajectories: Trajectory, c: ArrayLike) -> "Regression":
-        """The estimator after more trajectories.
-
-        Args:
-            trajectories: fields `[..., T]`.
-            c: traces `[S, A]`.
-
-        Returns:
-            The new estimator.
-
-        >>> import jax, marginax as mx
-        >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
-        >>> batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=5, horizon=20)
-        >>> Regression.init(jnp.ones((3, 2, 1)), mdp.discount).update(batch, mx.traces.retrace(pi, mu)).moment.shape
-        (6, 1)
-        """
-        links = link_steps(trajectories, c, self.discount, on_states=len(self.shape) == 1)
+        """The estimator after more trajectories, fields `[..., T]`, with traces `c[S, A]`."""
+        on_states = len(self.shape) == 1
+        links = link_steps(trajectories, c, self.discount, on_states, paths=not on_states)
 
         def step(carry: Any, inputs: tuple[Array, ...]) -> tuple[Any, None]:
             gram, moment, gram_tail, moment_tail = carry
-            place, valid, discounted, traced = inputs
-            phi = self.features[place]
-            gram_tail = phi[:, :, None] * phi[:, None, :] + discounted[:, None, None] * gram_tail
-            moment_tail = phi + traced[:, None] * moment_tail
+            start, valid, visit, lead, discounted, traced = inputs
+            phi = self.features[visit]
+            here = lead[:, None] * phi
+            gram_tail = here[:, :, None] * phi[:, None, :] + discounted[:, None, None] * gram_tail
+            moment_tail = here + traced[:, None] * moment_tail
             if self.start_features is None:
-                row = jnp.where(valid, place, gram.shape[0])  # out of range: padding is no start
+                row = jnp.where(valid, start, gram.shape[0])  # out of range: padding is no start
                 gram, moment = gram.at[row].add(gram_tail), moment.at[row].add(moment_tail)
             else:
-                psi = jnp.where(valid[:, None], self.start_features[place], 0)
+                psi = jnp.where(valid[:, None], self.start_features[start], 0)
                 gram = gram + jnp.einsum("bi,bj,bkl->ijkl", psi, psi, gram_tail, precision="highest")
                 moment = moment + jnp.einsum("bi,bk->ik", psi, moment_tail, precision="highest")
             return (gram, moment, gram_tail, moment_tail), None
 
-        batch, k = links.place.shape[0], self.features.shape[1]
+        batch, k = links.start.shape[0], self.features.shape[1]
         dtype = self.features.dtype
         tails = (jnp.zeros((batch, k, k), dtype), jnp.zeros((batch, k), dtype))
-        inputs = jax.tree.map(jnp.transpose, (links.place, links.valid, links.discounted, links.traced))
+        fields = (links.start, links.valid, links.visit, links.lead, links.discounted, links.traced)
+        inputs = jax.tree.map(jnp.transpose, fields)
         (gram, moment, _, _), _ = jax.lax.scan(step, (self.gram, self.moment, *tails), inputs, reverse=True)
-        return eqx.tree_at(lambda e: (e.gram, e.moment), self, (gram, moment))
+        changed = eqx.tree_at(lambda e: (e.gram, e.moment), self, (gram, moment))
+        if self.visits is None:
+            return changed
+        starts = self.visits.shape[1]
+        visits = self.visits + count_starts(links, rows_of(links, starts, None), starts, starts)
+        return eqx.tree_at(lambda e: e.visits, changed, visits)
 
-    def weights(self) -> Array:
-        """The weights so far, `[S, A, S, A]` or on states `[S, S]`; zero for a start without data.
-
-        >>> Regression.init(jnp.ones((2, 1, 1)), 0.9).weights().shape
-        (2, 1, 2, 1)
-        """
+    def paths(self) -> Float[Array, "n S"]:
+        """The fit for each start: u, on states w; zero for a start without data."""
         if self.start_features is None:
-            table = _solve(self.gram, self.moment, self.ridge) @ self.features.T
-        else:
-            j, k = self.moment.shape
-            gram = jnp.transpose(self.gram, (0, 2, 1, 3)).reshape(1, j * k, j * k)
-            theta = _solve(gram, self.moment.reshape(1, -1), self.ridge).reshape(j, k)
-            table = self.start_features @ theta @ self.features.T
+            return _solve(self.gram, self.moment, self.ridge) @ self.features.T
+        j, k = self.moment.shape
+        gram = jnp.transpose(self.gram, (0, 2, 1, 3)).reshape(1, j * k, j * k)
+        theta = _solve(gram, self.moment.reshape(1, -1), self.ridge).reshape(j, k)
+        return self.start_features @ theta @ self.features.T
+
+    def weights(self, c: ArrayLike | None = None) -> Array:
+        """The weights so far, `[S, A, S, A]` or on states `[S, S]`.
+
+        Args:
+            c: traces `[S, A]` of the last action; not needed on states.
+        """
+        table = self.paths()
+        if self.visits is not None:
+            table = assemble(table, jnp.asarray(c, table.dtype), self.visits, None)
         return table.reshape(self.shape * 2)
 
 
@@ -164,25 +177,25 @@ def regression(
     trajectories: Trajectory,
     c: ArrayLike,
     *,
+    start: tuple[int, int] | None = None,
+    discount: float | None = None,
     features: ArrayLike | None = None,
     start_features: ArrayLike | None = None,
     ridge: float = 1e-6,
-    discount: float | None = None,
-    start: tuple[int, int] | None = None,
 ) -> Float[Array, "*table"]:
-    r"""TD weights by least squares on cumulative traces, $\min_w \sum γ^{s-t} (c_{t+1} \cdots c_s - w(x_t,a_t,x_s,a_s))^2$.
+    r"""TD weights $w = u c$ by least squares on products of traces, $\min_u \sum γ^{s-t} (c_{t+1} \cdots c_{s-1} - u(x_t,a_t,x_s))^2$.
 
-    No adversary: $w^c$ is the conditional mean of the products of traces. As tables the minimiser is the ratio of
-    `monte_carlo`; with features it generalises between pairs. `Regression` has the details and the incremental form.
+    No adversary: $u$ is the conditional mean of the products. As tables the minimiser is the average of `monte_carlo`; with
+    features it generalises between states. `Regression` has the details and the incremental form.
 
     Args:
         trajectories: fields `[..., T]`.
         c: traces `[S, A]`.
-        features: φ of the visited pair, `[S, A, k]`; tables when omitted.
+        start: a pair `(x, a)`: only its row.
+        discount: γ; read from the trajectories when omitted.
+        features: φ of the state reached, `[S, k]`; tables when omitted.
         start_features: ψ of the start, `[S, A, j]`; when omitted, every start has coefficients of its own.
         ridge: added to the diagonal of the normal equations, relative to its mean.
-        discount: γ; read from the trajectories when omitted.
-        start: a pair `(x, a)`: only its row.
 
     Returns:
         `w[x, a, x', a']` of shape `[S, A, S, A]`; `[S, A]` for one start.
@@ -197,71 +210,61 @@ def regression(
     """
     if features is None and start_features is None:
         return monte_carlo(trajectories, c, discount=discount, start=start)
-    return _run(trajectories, c, features, start_features, ridge, discount, start, False)
+    return _run(trajectories, c, start, False, discount, features, start_features, ridge)
 
 
 def regression_states(
     trajectories: Trajectory,
     c: ArrayLike,
     *,
-    features: ArrayLike | None = None,
-    start_features: ArrayLike | None = None,
-    ridge: float = 1e-6,
-    discount: float | None = None,
     start: int | None = None,
+    discount: float | None = None,
+    **options: Any,
 ) -> Float[Array, "*table"]:
-    r"""TD weights on states for V-trace: as `regression`, with the product $c_t \cdots c_{s-1}$.
+    r"""TD weights on states for V-trace: `regression` with the product $c_t \cdots c_{s-1}$.
 
     Args:
         trajectories: fields `[..., T]`.
         c: traces `[S, A]`.
-        features: φ of the visited state, `[S, k]`; tables when omitted.
-        start_features: ψ of the start, `[S, j]`; when omitted, every start has coefficients of its own.
-        ridge: added to the diagonal of the normal equations, relative to its mean.
-        discount: γ; read from the trajectories when omitted.
         start: a state: only its row.
+        discount: γ; read from the trajectories when omitted.
+        **options: `features`, `start_features` (`[S, j]`) and `ridge` as for `regression`.
 
     Returns:
         `w[x, x']` of shape `[S, S]`; `[S]` for one start.
-
-    >>> import jax, marginax as mx
-    >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
-    >>> batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=4000, horizon=50)
-    >>> regression_states(batch, mx.traces.retrace(pi, mu), start=0).round(1)
-    Array([1. , 0.5, 0.2], dtype=float32)
     """
-    if features is None and start_features is None:
+    if options.get("features") is None and options.get("start_features") is None:
         return monte_carlo_states(trajectories, c, discount=discount, start=start)
-    return _run(trajectories, c, features, start_features, ridge, discount, start, True)
+    return _run(trajectories, c, start, True, discount, **options)
 
 
 def _run(
     trajectories: Trajectory,
     c: ArrayLike,
-    features: ArrayLike | None,
-    start_features: ArrayLike | None,
-    ridge: float,
-    discount: float | None,
     start: tuple[int, int] | int | None,
     on_states: bool,
+    discount: float | None,
+    features: ArrayLike | None = None,
+    start_features: ArrayLike | None = None,
+    ridge: float = 1e-6,
 ) -> Array:
     traces = traces_of(c)
     num_states, num_actions = traces.shape
     gamma = discount_of(trajectories, discount, num_states, num_actions)
     start = start_of(start, num_states, num_actions, on_states)
-    shape = traces.shape[:1] if on_states else traces.shape
     if features is None:
         raise ValueError("start_features needs features: without, the weights are tables")
-    phi = checks.array("features", features, (*shape, None))
+    phi = checks.array("features", features, (num_states, None))
+    shape = traces.shape[:1] if on_states else traces.shape
     psi = None if start_features is None else checks.array("start_features", start_features, (*shape, None))
-    estimator = Regression.init(phi, gamma, start_features=psi, ridge=ridge)
+    estimator = Regression.init(phi, num_actions, gamma, start_features=psi, ridge=ridge, on_states=on_states)
     weights = _updated_weights(estimator, trajectories, jnp.asarray(traces))
     return weights if start is None else weights[start]
 
 
 @eqx.filter_jit
 def _updated_weights(estimator: Regression, trajectories: Trajectory, c: Array) -> Array:
-    return estimator.update(trajectories, c).weights()
+    return estimator.update(trajectories, c).weights(c)
 
 
 def _solve(gram: Float[Array, "n k k"], moment: Float[Array, "n k"], ridge: Array) -> Float[Array, "n k"]:

@@ -1,0 +1,100 @@
+"""Reverse TD against sweeps over every start and arrival, and against the exact weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import marginax as mx
+from marginax.weights import ReverseTD, certainty_equivalence, monte_carlo, reverse_td, reverse_td_states
+from reference import estimators as reference
+
+MDP, PI, MU, C = reference.random_problem(0)
+
+
+def batch(seed=0, episodes=12, horizon=8, **kwargs):
+    return mx.trajectories.sample(MDP, MU, jax.random.key(seed), episodes=episodes, horizon=horizon, **kwargs)
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("known", [True, False], ids=["mu", "counts"])
+def test_is_the_fixed_point_of_sweeps_over_starts_and_arrivals(known, reset):
+    data = batch(reset=reset)
+    mu = MU if known else mx.weights.estimate_behaviour(data, 5, 2)
+    mean = (mu * C).sum(axis=1)
+    mean = mean if known else np.minimum(mean, 1)
+    with jax.enable_x64(True):
+        estimator = ReverseTD.init(5, 2, 0.9, mu=MU if known else None).update(data, C)
+        u = reference.reverse_td(data, C, 0.9, mean)
+        np.testing.assert_allclose(estimator.paths(C).reshape(5, 2, 5), u, atol=1e-9)
+        np.testing.assert_allclose(estimator.weights(C), reference.from_paths(u, data, C, 0.9), atol=1e-9)
+        states = ReverseTD.init(5, 2, 0.9, mu=MU if known else None, on_states=True).update(data, C)
+        np.testing.assert_allclose(
+            states.paths(C), reference.reverse_td(data, C, 0.9, mean, on_states=True), atol=1e-9
+        )
+
+
+def test_updates_one_by_one_and_side_by_side_equal_the_batch():
+    seeds = [batch(seed) for seed in range(2)]
+    stacked = jax.tree.map(lambda *fields: jnp.stack(fields), *seeds)
+
+    def run(data):
+        first = ReverseTD.init(5, 2, 0.9)
+        return jax.lax.scan(lambda estimator, one: (estimator.update(one, C), None), first, data)[0].weights(
+            C
+        )
+
+    for one, data in zip(jax.jit(jax.vmap(run))(stacked), seeds, strict=True):
+        np.testing.assert_allclose(one, reverse_td(data, C), rtol=1e-4, atol=1e-5)
+
+
+def test_one_row_equals_that_of_the_table():
+    data = batch()
+    np.testing.assert_allclose(reverse_td(data, C, start=(3, 1)), reverse_td(data, C)[3, 1], atol=1e-5)
+    np.testing.assert_allclose(reverse_td_states(data, C, start=2), reverse_td_states(data, C)[2], atol=1e-5)
+
+
+def test_padding_is_never_read():
+    data = batch()
+    assert not data.valid.all()
+    np.testing.assert_array_equal(reverse_td(reference.poisoned(data), C), reverse_td(data, C))
+
+
+def test_a_start_without_data_has_zero_weights():
+    data = batch(episodes=1, horizon=2, start_states=0, start_actions=0)
+    table = np.asarray(reverse_td(data, C))
+    seen = {(x, a) for episode in reference.episodes(data) for x, a, _, _ in episode}
+    for x, a in np.ndindex(5, 2):
+        assert table[x, a].any() == ((x, a) in seen)
+    assert np.isfinite(table).all()
+
+
+def test_converges_to_the_exact_weights_with_far_less_data_than_monte_carlo():
+    exact, states = mx.weights.exact(MDP, MU, C), mx.weights.exact_states(MDP, MU, C)
+    few, many = batch(1, episodes=200, horizon=40), batch(2, episodes=4_000, horizon=40)
+
+    def error(w, truth=exact):
+        return np.abs(w - truth).mean() / truth.mean()
+
+    assert error(reverse_td(many, C, mu=MU)) < 0.03
+    assert error(reverse_td_states(many, C, mu=MU), states) < 0.03
+    assert error(reverse_td(few, C, mu=MU)) < 0.5 * error(monte_carlo(few, C))
+    assert error(reverse_td(few, C, mu=MU)) < 4 * error(certainty_equivalence(few, C, mu=MU))
+
+
+@pytest.mark.slow
+def test_open_world_with_long_traces_needs_few_trajectories():
+    mdp, pi, mu = mx.problems.open_world(5)
+    c = mx.traces.retrace(pi, mu, clip=2.0)
+    exact, visits = mx.weights.exact(mdp, mu, c), mdp.visitation(mu)
+    errors = []
+    for episodes in (50, 400):
+        data = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=episodes, horizon=1000)
+        w = np.asarray(reverse_td(data, c))
+        errors.append((visits[0] * np.abs(w - exact)[0]).sum() / (visits[0] * exact[0]).sum())
+    assert errors[0] < 0.25 and errors[1] < 0.1
+
+
+def test_too_large_is_refused_before_work_is_lost():
+    with pytest.raises(MemoryError, match="ask for one row"):
+        ReverseTD.init(100_000, 4, 0.9)
