@@ -8,7 +8,7 @@ import marginax as mx
 from marginax.explorer import numbers
 from marginax.explorer.numbers import Setting, frontier, learning_curves, look, world
 
-WORLDS = [("open world", 4), ("chain", 5), ("garnet", 12)]
+WORLDS = [("open-world", 4), ("chain", 5), ("garnet", 12)]
 
 
 @pytest.mark.parametrize(("name", "size"), WORLDS)
@@ -45,7 +45,7 @@ def test_fastest_rows_are_those_of_the_linear_program(name, size):
 
 
 def test_rates_and_values_are_the_operators():
-    here, setting = world("open world", 5), Setting(clip=1.0, action=2)
+    here, setting = world("open-world", 5), Setting(clip=1.0, action=2)
     picture = look(here, setting)
     retrace = mx.multi_step(here.mdp, here.pi, here.mu, mx.traces.retrace(here.pi, here.mu))
     assert picture.operators["Retrace"][0] == retrace.contraction_rate()

@@ -36,15 +36,15 @@ class Options:
     """Flags of every experiment; what is omitted is the experiment's own."""
 
     seeds: int | None = None
-    """Number of seeds; by default the paper's (100, and 50 for policy iteration)."""
+    """Number of seeds; by default the experiment's own (the paper's, where it names one)."""
     out: Path = Path("out")
     """Folder for the results."""
     quick: bool = False
-    """A first look in less than a minute: few seeds, short curves."""
+    """A first look: few seeds, short curves."""
     discount: float | None = None
     """γ; by default 0.99."""
     seed: int | None = None
-    """First of the seeds; by default 0."""
+    """Seed of all random numbers; by default 0."""
     workers: int | None = None
     """Parts that are computed side by side: by default 2, and for training the cores."""
     engine: Literal["local", "ray"] = "local"

@@ -24,7 +24,7 @@ MAPS = {
     "values V": ("values", "V(x)"),
     "local rates": ("rates", "η(x)"),
 }
-_SIZES = {"chain": (10, 2, 60), "open world": (10, 2, 16), "garnet": (30, 4, 200)}
+_SIZES = {"chain": (10, 2, 60), "open-world": (10, 2, 16), "garnet": (30, 4, 200)}
 _CURVES = {"retrace": "Retrace, over c̄", "marginalized": "marginalized, over c̄", "fastest": "fastest weights"}
 _LEAST, _MOST = 1e-4, 1e9  # standard deviations that are drawn
 _STYLES = {"one-step": "one-step", "Retrace": "retrace", "marginalized": "marginalized"}
@@ -37,7 +37,7 @@ class Explorer:
         problem: shown first: a name of `PROBLEMS`, or the path of an `.npz` file.
     """
 
-    def __init__(self, problem: str = "open world") -> None:
+    def __init__(self, problem: str = "open-world") -> None:
         choices = list(PROBLEMS) if problem in PROBLEMS else [*PROBLEMS, problem]
         self.problem: Any = pn.widgets.Select(name="problem", options=choices, value=problem)
         self.size: Any = pn.widgets.IntSlider(name="size", value=10, start=2, end=16)

@@ -3,13 +3,13 @@
 from marginax import _checks as checks
 
 
-def explore(problem: str = "open world", /, *, port: int = 5006, browser: bool = True) -> None:
+def explore(problem: str = "open-world", /, *, port: int = 5006, browser: bool = True) -> None:
     """Opens a page where you turn the policies and the traces and see weights, rates, noise and learning at once.
 
     Needs no network. Stop it with Ctrl-C.
 
     Args:
-        problem: chain, open world, frozen lake, garnet, or the path of an .npz file with p, r, pi and mu.
+        problem: chain, open-world, frozen-lake, garnet, or the path of an .npz file with p, r, pi and mu.
         port: of the page on this machine.
         browser: whether to open it in the browser.
     """
@@ -20,7 +20,7 @@ def explore(problem: str = "open world", /, *, port: int = 5006, browser: bool =
     except ImportError as error:
         missing = (error.name or "panel").split(".")[0]
         raise checks.missing_package("the explorer", missing, "explorer") from None
-    if problem not in PROBLEMS and not problem.endswith(".npz"):
-        raise ValueError(f"problem must be one of {', '.join(PROBLEMS)}, or an .npz file, got {problem!r}")
+    if not problem.endswith(".npz"):
+        checks.choice("PROBLEM", problem, (*PROBLEMS, "the path of an .npz file"))
     print(f"the explorer is at http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
     app.serve(problem, port, browser)

@@ -14,7 +14,7 @@ from marginax import operators, problems, traces, weights
 from marginax._checks import FloatArray
 from marginax.mdp import TabularMDP
 
-PROBLEMS = ("chain", "open world", "frozen lake", "garnet")
+PROBLEMS = ("chain", "open-world", "frozen-lake", "garnet")
 _LARGEST = 400  # states: one move stays below 0.3 s
 CLIPS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 1.9, 2.0, 3.0, 5.0, 10.0)
 CAPS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -110,20 +110,20 @@ def world(name: str, size: int = 10, seed: int = 0, discount: float = 0.99) -> W
         seed: of the garnet.
         discount: γ.
 
-    >>> world("open world", size=4).mdp.num_states
+    >>> world("open-world", size=4).mdp.num_states
     16
     """
     if name == "chain":
         mdp, pi, mu = problems.chain(n=size, discount=discount)
         return World(f"chain of {size}", mdp, pi, mu, size, _numbered(mdp.num_actions))
-    if name == "open world":
+    if name == "open-world":
         mdp, pi, mu = problems.open_world(n=size, discount=discount, sparse=False)
         return World(f"Open World, {size} × {size}", mdp, pi, mu, size, ("left", "up", "right", "down"))
     if name == "garnet":
         mdp, pi, mu = problems.garnet(size, 3, 3, seed=seed, discount=discount, termination=0.02)
         columns = int(np.ceil(np.sqrt(size)))
         return World(f"garnet with {size} states", mdp, pi, mu, columns, _numbered(3))
-    if name == "frozen lake":
+    if name == "frozen-lake":
         mdp = problems.from_gymnasium("FrozenLake-v1", discount=discount)
         best = mdp.greedy_policy(mdp.optimal_values())
         uniform = np.full_like(best, 1 / mdp.num_actions)
@@ -169,7 +169,7 @@ def look(here: World, setting: Setting) -> Picture:
 
     The standard deviation is that of the target at the start pair from one trajectory of μ, with Q = 0.
 
-    >>> picture = look(world("open world", size=4), Setting(action=2))
+    >>> picture = look(world("open-world", size=4), Setting(action=2))
     >>> {name: round(rate, 3) for name, (_, rate, _) in picture.operators.items()}
     {'one-step': 0.99, 'tree backup': 0.986, 'Retrace': 0.966, 'marginalized': 0.966}
     """
