@@ -12,11 +12,21 @@ import marginax as mx
 from marginax import report
 from marginax._files import write_csv
 from marginax.experiments import measures
-from marginax.experiments.measures import AS_PRINTED, CERTAINTY, EXACT, MONTE_CARLO, ONE, RETRACE, log_ratio
+from marginax.experiments.measures import (
+    AS_PRINTED,
+    CERTAINTY,
+    EXACT,
+    MONTE_CARLO,
+    ONE,
+    PATHS,
+    RETRACE,
+    REVERSE,
+    log_ratio,
+)
 from marginax.experiments.runner import Arrays, Experiment, Part
 
-METHODS = (ONE, RETRACE, MONTE_CARLO, CERTAINTY, EXACT, AS_PRINTED)
-PAPER, OURS = METHODS[:3], (EXACT, MONTE_CARLO, CERTAINTY, AS_PRINTED)
+METHODS = (ONE, RETRACE, MONTE_CARLO, CERTAINTY, EXACT, AS_PRINTED, PATHS, REVERSE)
+PAPER, OURS = METHODS[:3], (EXACT, MONTE_CARLO, CERTAINTY, AS_PRINTED, PATHS, REVERSE)
 DASHES = ("-", "--", "-.")
 PANELS = {
     "actions": ("number of actions", "|A|"),
@@ -108,15 +118,15 @@ class Chain(Experiment):
         q_pi = mdp.q_values(pi)
         errors = np.full((len(METHODS), self.seeds, self.shown.size), np.nan, np.float32)
         for i, method in enumerate(METHODS):
-            if method == AS_PRINTED and not self.label(setting).startswith(("default", "clip")):
-                continue  # slow, and it is there to be seen once: in the last panel
+            if method in (AS_PRINTED, REVERSE) and not self.label(setting).startswith(("default", "clip")):
+                continue  # slow, and they are there to be seen once: in the last panel
             q = mx.learning.evaluate(
                 stream,
                 pi,
                 np.zeros_like(c) if method == ONE else c,
                 measures.estimator(method, problem, c),
                 step_size=self.step_size,
-                refresh_growth=1.05 if method == CERTAINTY else 1.0,
+                refresh_growth=measures.REFRESH.get(method, 1.0),
                 states=[0],
             )
             errors[i] = measures.relative_error(q, q_pi)[:, self.shown - 1]
@@ -156,7 +166,7 @@ class Chain(Experiment):
                 report.Figure(
                     "chain",
                     f"Relative error against iterations, mean of {self.seeds} seeds. Upper row: the paper's three "
-                    "operators. Lower row: the marginalized operator with its weights from four sources.",
+                    "operators. Lower row: the marginalized operator with its weights from six sources.",
                     "Five panels of learning curves on the chain",
                     "On the chain the marginalized operator reaches a tenth of the first error after "
                     f"{times[MONTE_CARLO, low]} trajectories at clip {low:g}, Retrace after {times[RETRACE, low]}, "

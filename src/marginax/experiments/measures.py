@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 ONE, RETRACE = "one-step", "retrace"
 MONTE_CARLO, CERTAINTY = "marginalized-monte-carlo", "marginalized-certainty-equivalence"
 EXACT, AS_PRINTED = "marginalized-exact", "marginalized-as-printed"
+PATHS, REVERSE = "marginalized-paths", "marginalized-reverse-td"
+REFRESH = {CERTAINTY: 1.05, REVERSE: 1.2}
+"""By what factor data grow before weights that take long to solve for are read again; others at every iteration."""
 
 
 def streams(problem: "Problem", seeds: range, iterations: int, horizon: int, seed: int = 0) -> "Trajectory":
@@ -50,6 +53,10 @@ def estimator(operator: str, problem: "Problem", c: np.ndarray) -> Any:
         return mx.weights.CertaintyEquivalence.init(*size)
     if operator in (MONTE_CARLO, AS_PRINTED):
         return mx.weights.MonteCarlo.init(*size, factored=False, as_printed=operator == AS_PRINTED)
+    if operator == PATHS:
+        return mx.weights.MonteCarlo.init(*size)
+    if operator == REVERSE:
+        return mx.weights.ReverseTD.init(*size)
     return None
 
 

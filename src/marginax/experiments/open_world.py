@@ -11,7 +11,16 @@ import marginax as mx
 from marginax import report
 from marginax._files import write_csv
 from marginax.experiments import measures
-from marginax.experiments.measures import CERTAINTY, EXACT, MONTE_CARLO, ONE, RETRACE, log_ratio
+from marginax.experiments.measures import (
+    CERTAINTY,
+    EXACT,
+    MONTE_CARLO,
+    ONE,
+    PATHS,
+    RETRACE,
+    REVERSE,
+    log_ratio,
+)
 from marginax.experiments.runner import Arrays, Experiment, Part
 
 if TYPE_CHECKING:
@@ -63,7 +72,7 @@ class OpenWorld(Experiment):
 
     def runs(self) -> list[tuple[str, float]]:
         """Operator and clip of every run."""
-        kinds = (RETRACE, MONTE_CARLO, CERTAINTY, EXACT)
+        kinds = (RETRACE, MONTE_CARLO, CERTAINTY, EXACT, PATHS)
         return [(ONE, 0.0), *((kind, clip) for clip in self.clip for kind in kinds)]
 
     def members(self, pi: np.ndarray, mu: np.ndarray) -> dict[str, np.ndarray]:
@@ -107,7 +116,7 @@ class OpenWorld(Experiment):
             c,
             measures.estimator(operator, problem, c),
             step_size=self.step_size,
-            refresh_growth=1.1 if operator == CERTAINTY else 1.0,
+            refresh_growth=1.1 if operator == CERTAINTY else measures.REFRESH.get(operator, 1.0),
             visits=self.visits,
         )
         q, q_pi = np.asarray(found), problem.mdp.q_values(problem.pi)
@@ -129,14 +138,16 @@ class OpenWorld(Experiment):
         }
 
     def compute_family(self, seeds: range) -> Arrays:
-        """Errors `[members, multi-step and certainty equivalence, seeds, iterations]`."""
+        """Errors `[members, multi-step and certainty equivalence, seeds, iterations]`, those of reverse TD per clip."""
         problem = self.problem()
         stream = measures.streams(problem, seeds, self.iterations, self.horizon, self.seed)
         errors = [
             [self.learn(stream, operator, c)[1] for operator in (RETRACE, CERTAINTY)]
             for c in self.members(problem.pi, problem.mu).values()
         ]
-        return {"errors": np.asarray(errors, np.float32)}
+        clips = [mx.traces.retrace(problem.pi, problem.mu, clip=clip) for clip in self.clip]
+        reverse = [self.learn(stream, REVERSE, c)[1] for c in clips]
+        return {"errors": np.asarray(errors, np.float32), "reverse": np.asarray(reverse, np.float32)}
 
     def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
         chunks = [arrays for label, arrays in data.items() if label.startswith("seeds-")]
@@ -144,7 +155,7 @@ class OpenWorld(Experiment):
         values = np.concatenate([arrays["values"] for arrays in chunks], axis=1)
         lengths = np.concatenate([arrays["lengths"] for arrays in chunks])
         self._maps(folder, values)
-        self._curves(folder, errors)
+        self._curves(folder, errors, data.get("family"))
         rows = [
             (kind, clip, i + 1, float(curve[:, i].mean()), float(np.median(curve[:, i])))
             for (kind, clip), curve in zip(self.runs(), errors, strict=True)
@@ -182,7 +193,7 @@ class OpenWorld(Experiment):
                 report.Figure(
                     "errors",
                     f"Relative error at the start, averaged over actions: mean of {self.seeds} runs and the middle half "
-                    "of them.",
+                    f"of them; reverse TD on the first {min(CHUNK, self.seeds)} only.",
                     "Error curves on the Open World",
                     "On the Open World the marginalized operator with certainty-equivalent weights at clip "
                     f"{high:g} is within 10% after {times[CERTAINTY, high]} trajectories; Retrace needs "
@@ -208,7 +219,7 @@ class OpenWorld(Experiment):
         mdp, pi, _ = self.problem()
         means, truth = values.mean(axis=1), mdp.v_values(pi)
         truth[-1] = means[..., -1] = np.nan  # the corner is where episodes end
-        rows = [run for run in self.runs() if run[0] != EXACT]
+        rows = [run for run in self.runs() if run[0] not in (EXACT, PATHS)]
         titles = [*(f"iteration {i}" for i in self.snapshots), "true values"]
         size = (7.2, 1.05 * len(rows) + 0.4)
         with report.panels(folder, "maps", size, len(rows), len(titles)) as (figure, axes):
@@ -223,9 +234,11 @@ class OpenWorld(Experiment):
                 axis.set_title(title, fontsize=7.5)
             figure.colorbar(drawn, ax=axes, shrink=0.5, aspect=40, pad=0.01, label="value of the cell")
 
-    def _curves(self, folder: Path, errors: np.ndarray) -> None:
+    def _curves(self, folder: Path, errors: np.ndarray, family: Arrays | None) -> None:
         with report.panels(folder, "errors", (7.2, 3.4), 1, 2, sharey=True) as (figure, axes):
-            for axis, clip in zip(axes[0], self.clip, strict=True):
+            for k, (axis, clip) in enumerate(zip(axes[0], self.clip, strict=True)):
+                if family is not None:
+                    report.draw_curves(axis, np.arange(1, self.iterations + 1), family["reverse"][k], REVERSE)
                 for (kind, used), curve in zip(self.runs(), errors, strict=True):
                     if used in (0.0, clip):
                         report.draw_curves(axis, np.arange(1, self.iterations + 1), curve, kind)
@@ -242,6 +255,8 @@ class OpenWorld(Experiment):
         ]
         if family is not None:
             _, pi, mu = self.problem()
+            for clip, curve in zip(self.clip, family["reverse"], strict=True):
+                lines.append((REVERSE, rf"Retrace, $\bar c$ = {clip:g}", curve))
             for name, curves in zip(self.members(pi, mu), family["errors"], strict=True):
                 lines += [(RETRACE, name, curves[0]), (CERTAINTY, name, curves[1])]
         steps, half = np.arange(1, self.iterations + 1), self.iterations // 2
@@ -298,6 +313,9 @@ class OpenWorld(Experiment):
              [of(MONTE_CARLO, high), of(RETRACE, high)], {"high": 0.0, "main": True}),
             ("beyond the paper: so it is with certainty equivalence",
              f"{error} to Retrace's", log_ratio, [of(CERTAINTY, high), of(RETRACE, high)], {"high": 0.0}),
+            ("beyond the paper: learning only the path makes Monte Carlo weights better",
+             rf"{error}, Monte Carlo of the path against Monte Carlo per pair at $\bar c$ = {high:g}", log_ratio,
+             [of(PATHS, high), of(MONTE_CARLO, high)], {"high": 0.0}),
             ("the marginalized operator reduces variance (Monte Carlo)", spread, variance,
              [start(MONTE_CARLO, high), start(RETRACE, high)], {"high": 0.0}),
             ("beyond the paper: so it does with certainty equivalence", spread, variance,

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
     from marginax.trajectories import Trajectory
 
-EXACT, MONTE_CARLO, CERTAINTY = ROWS = ("exact", "Monte Carlo", "certainty equivalence")
+EXACT, MONTE_CARLO, CERTAINTY, PATHS, REVERSE = ROWS = (
+    "exact",
+    "Monte Carlo",
+    "certainty equivalence",
+    "Monte Carlo of the path",
+    "reverse TD",
+)
 CORNERS = ("top left", "top right", "bottom left", "bottom right")
 
 
@@ -74,17 +80,25 @@ class Weights(Experiment):
 
         @jax.jit
         @jax.vmap
-        def estimate(batch: "Trajectory") -> tuple["Array", "Array"]:
-            sampled = mx.weights.MonteCarlo.init(*size, factored=False).update(batch, c).weights(c)
-            counted = mx.weights.CertaintyEquivalence.init(*size).update(batch).weights(c)
-            return maps(sampled), maps(counted)
+        def estimate(batch: "Trajectory") -> dict[str, "Array"]:
+            estimators = {
+                MONTE_CARLO: mx.weights.MonteCarlo.init(*size, factored=False),
+                CERTAINTY: mx.weights.CertaintyEquivalence.init(*size),
+                PATHS: mx.weights.MonteCarlo.init(*size),
+            }
+            return {kind: maps(empty.update(batch, c).weights(c)) for kind, empty in estimators.items()}
 
-        sampled, counted = estimate(stream)
+        @jax.jit
+        def reverse_td(batch: "Trajectory") -> "Array":
+            return maps(mx.weights.ReverseTD.init(*size).update(batch, c).weights(c))
+
+        found = estimate(stream)
+        # One seed after the other: reverse TD keeps a matrix of states for every start.
+        found[REVERSE] = jax.lax.map(reverse_td, stream)
         visits = np.stack([mdp.credit_row(mu, (int(x), 0)).sum(axis=1) for x in self.corners()])
         return {
             EXACT: np.asarray(maps(jnp.asarray(mx.weights.exact(mdp, mu, c)))),
-            MONTE_CARLO: np.asarray(sampled),
-            CERTAINTY: np.asarray(counted),
+            **{kind: np.asarray(each) for kind, each in found.items()},
             "visits": visits / visits.sum(axis=1, keepdims=True),
         }
 
@@ -149,7 +163,10 @@ class Weights(Experiment):
     def _figure(self, folder: Path, maps: Mapping[str, np.ndarray]) -> None:
         from matplotlib.colors import PowerNorm
 
-        with report.panels(folder, "weights", (7.2, 4.8), len(ROWS), len(CORNERS)) as (figure, axes):
+        with report.panels(folder, "weights", (7.2, 1.6 * len(ROWS)), len(ROWS), len(CORNERS)) as (
+            figure,
+            axes,
+        ):
             scale = PowerNorm(0.4, vmin=0, vmax=float(maps[EXACT].max()))  # small weights should be seen, too
             for line, (kind, each) in zip(axes, maps.items(), strict=True):
                 for axis, weights, start in zip(line, each, self.corners(), strict=True):

@@ -38,6 +38,8 @@ OPERATORS = {
         "marginalized, certainty equivalence", "#009E73", "D"
     ),
     "marginalized-exact": OperatorStyle("marginalized, exact weights", "#56B4E9", "x"),
+    "marginalized-paths": OperatorStyle("marginalized, Monte Carlo of the path", "#117733", "+"),
+    "marginalized-reverse-td": OperatorStyle("marginalized, reverse TD", "#661100", "1"),
     "marginalized-as-printed": OperatorStyle("marginalized, Algorithm 2 as printed", "#CC79A7", "v"),
     "marginalized-regression": OperatorStyle("marginalized, regression", "#332288", "<"),
     "marginalized-saddle-point": OperatorStyle("marginalized, saddle point", "#882255", ">"),
