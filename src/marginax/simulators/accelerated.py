@@ -147,7 +147,7 @@ class HostSimulator:
 
     def step(self, action: np.ndarray | np.integer | int) -> tuple[np.ndarray, float, bool, bool]:
         """One step."""
-        given = np.asarray(action)
+        given: Any = np.asarray(action)
         if not np.isfinite(given).all():
             raise RuntimeError(f"action must be finite, got {given!r}")
         given = np.int32(given.reshape(())) if self.num_actions is not None else given.astype(np.float32)

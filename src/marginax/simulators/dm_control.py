@@ -31,7 +31,7 @@ class SuiteSimulator:
     (24,)
     """
 
-    num_actions = None
+    num_actions: int | None = None
 
     def __init__(self, task: str, seed: int, *, render: bool = False) -> None:
         if render:

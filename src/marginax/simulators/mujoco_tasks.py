@@ -32,7 +32,7 @@ class MujocoTask:
     model = ""
     substeps = 1
     time_limit = 1000
-    num_actions = None
+    num_actions: int | None = None
 
     def __init__(self, seed: int, *, render: bool = False) -> None:
         if render:
