@@ -50,6 +50,7 @@ def train(
     from marginax.deep.run import SETTINGS, load_run, open_run
     from marginax.deep.run import train as train_run
     from marginax.simulators import make
+    from marginax.simulators.registry import check_actions
 
     for name, value, least in (
         ("seeds", seeds, 1),
@@ -77,7 +78,7 @@ def train(
         episodes=episodes,
         overlap=overlap,
     )
-    make(task, seed=0, allow_import=True).close()
+    check_actions(task, make(task, seed=0, allow_import=True), discrete=False)
     check_writable(out)
     run = open_run(out, config)
     display = Display(f"{task}, {agent.label}", config.steps, list(run.parts))
@@ -163,7 +164,7 @@ def play(
             f"{module!r}: if you trust it, give --simulator {policy.simulator}"
         )
     name = simulator or policy.simulator
-    outcomes = evaluate(AgentSpec(name, seed), policy.layers, 0, episodes)
+    outcomes = evaluate(AgentSpec(name, seed, allow_import=simulator is not None), policy.layers, 0, episodes)
     returns = next(found for found in outcomes if found is not None)
     print(f"{name}: {episodes} episodes")
     print(

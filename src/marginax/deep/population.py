@@ -30,6 +30,7 @@ from marginax.deep.policy import Policy, policy_name
 from marginax.engine.processes import cores
 from marginax.simulators import AgentSpec, Pool, Transitions, make
 from marginax.simulators.policy import unpack
+from marginax.simulators.registry import check_actions
 
 CHECKPOINT = "checkpoint"
 
@@ -76,6 +77,7 @@ class Population:
     def __init__(self, config: PopulationConfig, *, workers: int = 0, folder: Path | None = None) -> None:
         self.config, self.folder, self.step = config, folder, 0
         probe = make(config.simulator, 0, allow_import=True)
+        check_actions(config.simulator, probe, discrete=False)
         sizes = {"observation_size": probe.observation_size, "action_size": probe.action_size}
         self._bounds = (probe.action_low, probe.action_high)
         probe.close()
@@ -83,7 +85,7 @@ class Population:
         first = next(iter(config.groups.values()))
         self._layers = [sizes["observation_size"], *first.hidden, sizes["action_size"]]
         specs = [
-            AgentSpec(config.simulator, seed, group.act_noise, group.random_steps or 0)
+            AgentSpec(config.simulator, seed, group.act_noise, group.random_steps or 0, allow_import=True)
             for group in config.groups.values()
             for seed in config.seeds
         ]
