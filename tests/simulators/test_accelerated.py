@@ -9,7 +9,7 @@ gymnax = pytest.importorskip("gymnax")
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
-NAMES = ["CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "DeepSea-bsuite", "FrozenLake-misc"]
+NAMES = ["FrozenLake-misc"]
 
 
 def actions_of(simulator, key, shape=()):
@@ -80,7 +80,7 @@ def test_cartpole_equals_gymnasium():
             break
 
 
-@pytest.mark.parametrize("name", ["gymnax/CartPole-v1", "gymnax/Breakout-MinAtar", "gymnax/Pendulum-v1"])
+@pytest.mark.parametrize("name", ["gymnax/CartPole-v1", "gymnax/Breakout-MinAtar"])
 def test_on_the_host_like_any_other(name):
     first, second = make(name, 1), make(name, 2)
     generator = np.random.default_rng(0)
