@@ -16,9 +16,13 @@ import rich.console
 from engine import jobs
 from marginax import engine
 from marginax._files import load_arrays
+from marginax.deep.config import TD3Config
+from marginax.deep.metrics import slug
+from marginax.deep.run import open_run, run_metrics, train_elsewhere
 from marginax.engine import processes
 from marginax.experiments import runner
 from marginax.experiments.chain import Chain
+from marginax.experiments.control import Control
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -63,7 +67,7 @@ SMALL = Chain(
 
 
 def reproduce(out, place=None, experiment=SMALL):
-    runner.run([experiment], out, console=rich.console.Console(file=io.StringIO()), place=place)
+    runner.run([experiment], out, console=rich.console.Console(file=io.StringIO()), engine=place or "local")
     parts = sorted((out / experiment.name / "parts").glob("*.npz"))
     return {path.name: {k: v for k, v in load_arrays(path).items() if k != "seconds"} for path in parts}
 
@@ -79,6 +83,56 @@ def test_an_experiment_gives_the_same_bits(place, tmp_path):
     same(reproduce(tmp_path / "local"), reproduce(tmp_path / "ray", place))
     first, second = (tmp_path / kind / "chain" / "chain.csv" for kind in ("local", "ray"))
     assert first.read_bytes() == second.read_bytes()
+
+
+TRAINED = Control(
+    seeds=3,
+    tasks=("Pendulum-v1",),
+    operators=("retrace",),
+    steps=600,
+    evaluate_every=200,
+    episodes=1,
+    checkpoint_minutes=0.001,
+    agent=TD3Config(hidden=(16, 16), random_steps=200, batch_size=16),
+)
+
+
+def train(out, place, lose=lambda name, message: None):
+    """Metrics of the run, without how long things took."""
+    runs = {
+        task: (out / slug(task), open_run(out / slug(task), TRAINED.population(task)))
+        for task in TRAINED.tasks
+    }
+    options = {"checkpoint_minutes": TRAINED.checkpoint_minutes, "keep_replay": False, "seconds": None}
+    outcome = train_elsewhere(place, runs, listen=lose, **options)
+    assert {found["state"] for found in outcome.values()} == {"finished"}
+    lines = run_metrics(out / slug("Pendulum-v1"))
+    return [
+        {k: v for k, v in line.items() if k not in ("seconds", "steps_per_second", "time")} for line in lines
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    with engine.make("local", workers=2) as place:
+        return train(tmp_path_factory.mktemp("local"), place)
+
+
+@pytest.mark.parametrize("loss", ["none", "worker", "node"])
+def test_a_population_gives_the_same_metrics_whatever_is_lost(cluster, place, trained, tmp_path, loss):
+    lost = []
+
+    def lose(name, message):
+        if message.get("step", 0) > 250 and not lost:
+            lost.append(name)
+            if loss == "node":
+                remove_a_node(cluster)
+            elif loss == "worker":
+                training = [pid for pid, text in ray_processes().items() if text.startswith("ray::Pendulum")]
+                os.kill(training[0], signal.SIGKILL)
+
+    assert train(tmp_path, place, lose) == trained
+    assert lost
 
 
 def test_values_errors_messages_and_resources(place):
