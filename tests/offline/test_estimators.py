@@ -11,7 +11,7 @@ from marginax.offline import Log, evaluate
 from marginax.offline.certainty_equivalence import Counts, ModelInfluence, certainty_equivalence
 from marginax.offline.importance import ImportanceSums
 from marginax.offline.pipeline import critic_errors
-from marginax.offline.ratios import RegressionSums, StateRatioEstimate, StateRatioSums, second_pass
+from marginax.offline.ratios import RegressionSums, SecondLook, StateRatioEstimate, StateRatioSums
 from marginax.offline.sources import Source
 from reference import offline as naive
 from reference.offline_logs import GAMMA, garnet_log
@@ -137,7 +137,9 @@ def all_estimates(log, pi):
         regression.estimator(counts.episodes),
         StateRatioEstimate(states, critics, counts.whole.successors, None),
     )
-    return found | second_pass([(log, ratios)], *again)
+    look = SecondLook(lambda _: ratios, list(again))
+    look.update(log)
+    return found | look.estimates()
 
 
 def test_influences_are_the_derivatives_of_the_estimates():

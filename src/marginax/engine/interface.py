@@ -3,9 +3,10 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Sender(Protocol):
     """What a task's function gets as its first argument."""
 
@@ -67,12 +68,21 @@ class Crew(abc.ABC):
         """How many there are."""
 
     @abc.abstractmethod
-    def call(self, method: str, *arguments: Any, **named: Any) -> Iterator[Any]:
+    def call(self, method: str, *arguments: Any) -> Iterator[Any]:
         """What the method of each returns, in their order; all work at the same time."""
 
     @abc.abstractmethod
-    def reduce(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """What the methods return, merged in order by `a.merge(b)`, which adds `b` to `a`."""
+    def reduce(
+        self, method: str, *arguments: Any, each: Sequence[Any] | None = None, by: str = "merge"
+    ) -> Any:
+        """What the methods return, merged in order by `a.merge(b)` (or another method), which adds `b` to `a`.
+
+        With `each`, the k-th object's method has `each[k]` as a last argument.
+        """
+
+    @abc.abstractmethod
+    def share(self, value: Any) -> Callable[[], Any]:
+        """A function that returns the value wherever the objects are; the value travels once."""
 
 
 class Engine(abc.ABC):

@@ -126,14 +126,23 @@ class LocalCrew(Crew):
     def __len__(self) -> int:
         return len(self.members)
 
-    def call(self, method: str, *arguments: Any, **named: Any) -> Iterator[Any]:
-        return (getattr(member, method)(*arguments, **named) for member in self.members)
+    def call(self, method: str, *arguments: Any) -> Iterator[Any]:
+        return (getattr(member, method)(*arguments) for member in self.members)
 
-    def reduce(self, method: str, *arguments: Any, **named: Any) -> Any:
-        first, *others = self.call(method, *arguments, **named)
+    def reduce(
+        self, method: str, *arguments: Any, each: Sequence[Any] | None = None, by: str = "merge"
+    ) -> Any:
+        last = [()] * len(self) if each is None else [(value,) for value in each]
+        first, *others = (
+            getattr(member, method)(*arguments, *more)
+            for member, more in zip(self.members, last, strict=True)
+        )
         for other in others:
-            first.merge(other)
+            getattr(first, by)(other)
         return first
+
+    def share(self, value: Any) -> Callable[[], Any]:
+        return lambda: value
 
 
 class _Here:

@@ -1,5 +1,6 @@
 """A Ray cluster: tasks and resident objects are placed by Ray, and placed again when a node dies."""
 
+import copy
 import functools
 import hashlib
 import os
@@ -143,22 +144,31 @@ class RayCrew(Crew):
     def __len__(self) -> int:
         return len(self._members)
 
-    def call(self, method: str, *arguments: Any, **named: Any) -> Iterator[Any]:
-        shared = self._engine._ray.put((arguments, named))
-        references = [member.call.remote(method, shared) for member in self._members]
-        for reference in references:
+    def call(self, method: str, *arguments: Any) -> Iterator[Any]:
+        for reference in self._ask(method, arguments, None):
             yield self._engine._get(reference, method)
 
-    def reduce(self, method: str, *arguments: Any, **named: Any) -> Any:
-        ray = self._engine._ray
-        shared = ray.put((arguments, named))
-        references = [member.call.remote(method, shared) for member in self._members]
-        merge = ray.remote(_merge).options(num_cpus=0, max_retries=RETRIES)
+    def reduce(
+        self, method: str, *arguments: Any, each: Sequence[Any] | None = None, by: str = "merge"
+    ) -> Any:
+        references = self._ask(method, arguments, each)
+        merge = self._engine._ray.remote(_merge).options(num_cpus=0, max_retries=RETRIES)
         while len(references) > 1:
             references = [
-                merge.remote(*references[k : k + MERGED]) for k in range(0, len(references), MERGED)
+                merge.remote(by, *references[k : k + MERGED]) for k in range(0, len(references), MERGED)
             ]
         return self._engine._get(references[0], method)
+
+    def share(self, value: Any) -> Callable[[], Any]:
+        return functools.partial(self._engine._ray.get, self._engine._ray.put(value))
+
+    def _ask(self, method: str, arguments: Sequence[Any], each: Sequence[Any] | None) -> list[Any]:
+        shared = self._engine._ray.put(arguments)
+        last = [()] * len(self) if each is None else [(value,) for value in each]
+        return [
+            member.call.remote(method, shared, *more)
+            for member, more in zip(self._members, last, strict=True)
+        ]
 
 
 class _Board:
@@ -192,8 +202,8 @@ class _Resident:
         _check_code(code)
         self.it = make(**arguments)
 
-    def call(self, method: str, given: tuple[Sequence[Any], Mapping[str, Any]]) -> Any:
-        return getattr(self.it, method)(*given[0], **given[1])
+    def call(self, method: str, shared: Sequence[Any], *last: Any) -> Any:
+        return getattr(self.it, method)(*shared, *last)
 
 
 def _call(code: str, function: Callable[..., Any], arguments: Mapping[str, Any], sender: _Sender) -> Any:
@@ -204,10 +214,11 @@ def _call(code: str, function: Callable[..., Any], arguments: Mapping[str, Any],
     return value, time.perf_counter() - begun
 
 
-def _merge(first: Any, *others: Any) -> Any:
+def _merge(by: str, first: Any, *others: Any) -> Any:
+    found = copy.deepcopy(first) if others else first  # arrays that have travelled cannot be changed
     for other in others:
-        first.merge(other)
-    return first
+        getattr(found, by)(other)
+    return found
 
 
 @functools.cache

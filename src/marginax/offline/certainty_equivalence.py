@@ -13,6 +13,7 @@ when their functions are tables.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +93,13 @@ class Counts:
         self.reward_min = min(self.reward_min, other.reward_min)
         self.reward_max = max(self.reward_max, other.reward_max)
         self.has_behaviour = other.has_behaviour if self.has_behaviour is None else self.has_behaviour
+
+    def append(self, other: Counts) -> None:
+        """Adds the counts of chunks that follow these, and whose episodes were numbered from 0."""
+        shift = self.episodes % FOLDS
+        moved = copy.copy(other)
+        moved.folds = other.folds[-shift:] + other.folds[:-shift] if shift else other.folds
+        self.merge(moved)
 
     @property
     def whole(self) -> EmpiricalMDP:

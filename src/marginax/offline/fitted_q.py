@@ -73,13 +73,13 @@ class Backup:
         weights: np.ndarray | None = None,
     ) -> None:
         self.source, self.counts, self.model, self.pi, self.traces = source, counts, model, pi, traces
-        self.discount, self.weights = discount, weights
+        self.discount, self.weights, self.steps = discount, weights, counts.steps
         self.visits: Any = counts.whole.visits
         self._held: list[tuple[Log, Packed]] | None = None
 
     def parts(self) -> Iterable[tuple[Log, Packed]]:
         """The log in pieces with their steps: from memory where it fits, else read again."""
-        if self.counts.steps > HELD:
+        if self.steps > HELD:
             return self._read()
         if self._held is None:
             self._held = list(self._read())
@@ -114,13 +114,21 @@ class Backup:
 
     def __call__(self, q: np.ndarray) -> np.ndarray:
         """Q after one backup; pairs that the log never took keep their value."""
+        return np.where(self.visits > 0, self.total(q) / np.maximum(self.visits, 1), q)
+
+    def total(self, q: np.ndarray) -> np.ndarray:
+        """[S, A] sums of the targets of all visits."""
         total = np.zeros(q.size)
         for log, found in self.targets(q):
             total += np.bincount(self.pairs(log), found, minlength=q.size)
-        return np.where(self.visits > 0, total.reshape(q.shape) / np.maximum(self.visits, 1), q)
+        return total.reshape(q.shape)
 
     def transposed(self, y: np.ndarray) -> np.ndarray:
         """[S, A] the linear part of the backup, transposed, times `y`, on the pairs of the log."""
+        return np.where(self.visits > 0, self.transposed_total(y), 0.0)
+
+    def transposed_total(self, y: np.ndarray) -> np.ndarray:
+        """[S, A] the same, from every pair."""
         per_visit = (y / np.maximum(self.visits, 1)).ravel()
         total = np.zeros(y.shape)
         with jax.enable_x64(True):
@@ -129,7 +137,18 @@ class Backup:
                 cotangents = packed.laid(per_visit[self.pairs(log)])
                 of_q, of_v = pulled_back(cotangents, flat, v, packed.steps, *rest)
                 total += np.asarray(of_q).reshape(y.shape) + self.pi * np.asarray(of_v)[:, None]
-        return np.where(self.visits > 0, total, 0.0)
+        return total
+
+    def influence(self, fitted: Fit, lam: np.ndarray, value: float, first: int = 0) -> Influence:
+        """Influences of the episodes, numbered from `first`; see `estimate`."""
+        influence = Influence(self.counts.episodes)
+        for log, found in self.targets(fitted.q):
+            error = found - fitted.q[log.states, log.actions]
+            start = fitted.v[log.states[log.offsets[:-1]]]
+            psi = start - value + log.sums(lam[log.states, log.actions] * error)
+            influence.add(psi, first)
+            first += log.num_episodes
+        return influence
 
     def solve(self) -> Fit:
         """The fixed point."""
@@ -170,11 +189,7 @@ def estimate(fitted: Fit, backup: Backup) -> Estimate:
     lam = np.zeros(n.shape)
     lam[support] = solution / n[support] * counts.episodes
     value = float(starts @ fitted.v)
-    influence = Influence(counts.episodes)
-    for log, found in backup.targets(fitted.q):
-        error = found - fitted.q[log.states, log.actions]
-        first = fitted.v[log.states[log.offsets[:-1]]]
-        influence.add(first - value + log.sums(lam[log.states, log.actions] * error))
+    influence = backup.influence(fitted, lam, value)
     return Estimate(value, influence.groups(), bias_bound=fitted.residual / (1 - backup.discount))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from marginax import _checks as checks
+from marginax.engine import Engine, make
 from marginax.offline import fitted_q
 from marginax.offline.behaviour import Calibration, behaviour_table, calibration
 from marginax.offline.certainty_equivalence import (
@@ -26,14 +27,15 @@ from marginax.offline.importance import FEW, ImportanceSums
 from marginax.offline.log import Log
 from marginax.offline.markov import MarkovSums, MarkovTest
 from marginax.offline.networks import Training
+from marginax.offline.passes import Passes, passes_over
 from marginax.offline.policies import Policy, RowPolicy, load_policy, target_table
 from marginax.offline.ranking import rank
 from marginax.offline.ratios import (
     LoggedValue,
     RegressionSums,
+    SecondLook,
     StateRatioEstimate,
     StateRatioSums,
-    second_pass,
 )
 from marginax.offline.results import (
     ESTIMATORS,
@@ -45,7 +47,7 @@ from marginax.offline.results import (
     answer,
     concentration,
 )
-from marginax.offline.sources import Source, open_data
+from marginax.offline.sources import open_data
 from marginax.offline.verdict import compare, disagreeing, judge
 from marginax.statistics import Interval, studentised_bootstrap
 from marginax.traces import clip_ratios
@@ -70,6 +72,10 @@ class Request:
     progress: Callable[[str, Iterable[Any]], Iterator[Any]]
     training: Training
     horizon: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What may be sent to another machine: without the display."""
+        return {**self.__dict__, "progress": None}
 
     def wants(self, *names: str) -> list[str]:
         """Those of `names` that were asked for."""
@@ -104,7 +110,8 @@ def evaluate(
     seed: int = 0,
     progress: Callable[[str, Iterable[Any]], Iterator[Any]] | None = None,
     training: Training | None = None,
-    engine: str = "local",
+    engine: str | Engine = "local",
+    address: str | None = None,
 ) -> Any:
     """Estimates the value of `policy` from a log that another policy made, by every estimator that applies.
 
@@ -125,7 +132,8 @@ def evaluate(
         seed: of the bootstrap.
         progress: called as `progress(name, parts)` and yields the parts (chunks of the log, or things to do).
         training: how networks are fitted, for logs with observations.
-        engine: where the work runs; `local`.
+        engine: where the work runs: `local`, or `ray` for tabular logs in many files.
+        address: of a Ray cluster; by default one that runs already, or one that is started here.
 
     Returns:
         Answers, diagnostics and a verdict; for several policies a `Ranking` of them.
@@ -146,8 +154,6 @@ def evaluate(
         horizon = None  # nothing of weight follows
     if not 0.5 <= level < 1:
         raise ValueError(f"level must lie in [0.5, 1), got {level}")
-    if engine != "local":
-        raise ValueError(f"engine must be 'local', got {engine!r}")
     names = tuple(ESTIMATORS) if estimators is None else tuple(estimators)
     for name in names:
         checks.choice("an estimator", name, ESTIMATORS)
@@ -166,20 +172,26 @@ def evaluate(
     several = policy if isinstance(policy, Mapping) else {"policy": policy}
     if not several:
         raise ValueError("policy is an empty mapping: give at least one policy")
-    targets = {name: load_policy(one, source, policy_kind) for name, one in several.items()}
-    if source.first().tabular:
-        found = {name: evaluate_tabular(source, target, request) for name, target in targets.items()}
-    else:
-        from marginax.offline.observations import evaluate_observations
+    with make(engine, address=address) as place, passes_over(source, request.progress, place) as passes:
+        source = passes.source  # sorted, if need be
+        targets = {name: load_policy(one, source, policy_kind) for name, one in several.items()}
+        if source.first().tabular:
+            found = {name: evaluate_tabular(passes, target, request) for name, target in targets.items()}
+        elif place.remote:
+            raise ValueError("logs with observations are evaluated on one machine: use the engine 'local'")
+        else:
+            from marginax.offline.observations import evaluate_observations
 
-        found = {name: evaluate_observations(source, target, request) for name, target in targets.items()}
+            found = {name: evaluate_observations(source, each, request) for name, each in targets.items()}
     return rank(found, level, seed) if isinstance(policy, Mapping) else found["policy"]
 
 
-def evaluate_tabular(source: Source, policy: Policy, request: Request) -> Evaluation:
+def evaluate_tabular(passes: Passes, policy: Policy, request: Request) -> Evaluation:
     """The answers of all estimators for a log of indices, in two or three passes over it."""
+    source = passes.source
     pi, notes = target_table(policy, source)
-    counts = count(source, pi.shape, request)
+    counts = passes.count(Counts(*pi.shape))  # step 2
+    need_episodes(counts.episodes)
     whole = counts.whole
     mu, how = behaviour_table(request.behaviour, whole, bool(counts.has_behaviour))
     try:
@@ -191,23 +203,20 @@ def evaluate_tabular(source: Source, policy: Policy, request: Request) -> Evalua
             f"{counts.longest} steps, the length of the longest episode"
         )
         model = certainty_equivalence(whole, pi, request.discount, horizon=request.horizon)
-    weighing = Weighing(policy, pi, mu, counts, model, request)
-    for log in request.progress("weighting", source.chunks()):
-        weighing.update(log)
+    weighing = passes.gather("weighting", Weighing(policy, pi, mu, counts, model, request))
     sums = weighing.sums
 
     by_model = weighing.influence.estimate(whole.visits)
     estimates = sums.estimates(by_model)
     again = weighing.second_look()
     if again:
-        passes = request.progress("second look", source.chunks())
-        estimates |= second_pass(((log, weighing.ratios(log)) for log in passes), *again)
+        estimates |= passes.gather("second look", SecondLook(weighing.ratios, again)).estimates()
     logged = estimates.pop("logged value", None)
     if request.wants("certainty-equivalence", *SAME_IN_TABLES):
         estimates["certainty-equivalence"] = by_model
         if request.wants(*SAME_IN_TABLES):
             notes.append(SAME)
-    estimates |= _fitted(source, counts, model, pi, mu, request, notes)
+    estimates |= _fitted(passes, counts, model, pi, mu, request, notes)
     asked = {*request.estimators, *(["certainty-equivalence"] if request.wants(*SAME_IN_TABLES) else [])}
     estimates = {name: estimates[name] for name in ESTIMATORS if name in estimates and name in asked}
 
@@ -231,20 +240,11 @@ def evaluate_tabular(source: Source, policy: Policy, request: Request) -> Evalua
             "behaviour": how,
             "reward_range": weighing.rewards,
         },
-        notes=(*notes, *source.notes),
+        notes=(*notes, *source.notes, *passes.notes),
         curves=curves_of(
             sums, visits.ravel() / visits.sum(), target / max(float(target.sum()), 1e-300), check
         ),
     )
-
-
-def count(source: Source, shape: tuple[int, ...], request: Request) -> Counts:
-    """Step 2: the counts of a whole log, in one pass over its chunks."""
-    counts = Counts(*shape)
-    for chunk in request.progress("counting", source.chunks()):
-        counts.update(chunk)
-    need_episodes(counts.episodes)
-    return counts
 
 
 def need_episodes(episodes: int) -> None:
@@ -290,20 +290,21 @@ class Weighing:
         self.states = StateRatioSums(states, gamma) if request.wants(*STATE_RATIOS) else None
         self.logged = StateRatioSums(states, gamma) if counts.truncated else None
 
-    def update(self, log: Log) -> None:
-        """Adds a chunk."""
+    def update(self, log: Log, first: int | None = None) -> None:
+        """Adds a chunk, its episodes numbered from `first`."""
         ratios = self.ratios(log)
         cut = self.request.cut(log)
-        errors = None if self.critics is None else critic_errors(cut, self.critics, self.sums.seen)
-        self.sums.update(cut, ratios if cut is log else self.ratios(cut), errors)
-        self.influence.update(log)
+        number = self.sums.seen if first is None else first
+        errors = None if self.critics is None else critic_errors(cut, self.critics, number)
+        self.sums.update(cut, ratios if cut is log else self.ratios(cut), errors, number)
+        self.influence.update(log, number)
         self.markov.update(log)
         if self.regression is not None:
             self.regression.update(log, ratios)
         if self.states is not None:
-            self.states.update(log, ratios)
+            self.states.update(log, ratios, number)
         if self.logged is not None:
-            self.logged.update(log, np.ones(len(log)))
+            self.logged.update(log, np.ones(len(log)), number)
 
     def merge(self, other: Weighing) -> None:
         """Adds what was gathered from other chunks of the same log."""
@@ -351,7 +352,7 @@ def critic_errors(log: Log, critics: list[Model], first: int) -> tuple[np.ndarra
 
 
 def _fitted(
-    source: Source,
+    passes: Passes,
     counts: Counts,
     model: Model,
     pi: np.ndarray,
@@ -376,7 +377,9 @@ def _fitted(
         weights = None
         if name == "fqe-marginalized":
             weights = fitted_q.td_weights(counts, retrace, request.discount)
-        backup = fitted_q.Backup(source, counts, model, pi, retrace, request.discount, weights)
+        backup = passes.backup(
+            fitted_q.Backup(passes.source, counts, model, pi, retrace, request.discount, weights)
+        )
         found[name] = fitted_q.estimate(backup.solve(), backup)
     return found
 

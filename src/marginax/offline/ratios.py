@@ -6,7 +6,7 @@ w(x,a) = u(x) π(a|x)/μ(a|x). `StateRatioSums` estimates only u, on states; the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -73,12 +73,16 @@ class RegressionEstimate:
         self.value = float(self.weights @ sums.rewards.ravel()) / episodes
         self.influence = Influence(episodes)
 
-    def update(self, log: Log, ratios: np.ndarray) -> None:
+    def update(self, log: Log, ratios: np.ndarray, first: int | None = None) -> None:
         """Adds a chunk."""
         rho, gamma, pairs = self.sums._terms(log, ratios)
         w, mean = self.weights[pairs], self.mean[pairs]
         terms = gamma * (rho * mean + w * (log.rewards - mean))
-        self.influence.add(log.sums(terms) - self.value)
+        self.influence.add(log.sums(terms) - self.value, first)
+
+    def merge(self, other: RegressionEstimate) -> None:
+        """Adds what was gathered from other chunks."""
+        self.influence.merge(other.influence)
 
     def estimates(self) -> dict[str, Estimate]:
         """By name."""
@@ -236,9 +240,28 @@ def _effective(total: float, square: float) -> float:
     return total**2 / square if square > 0 else 0.0
 
 
-def second_pass(chunks: Iterable[tuple[Log, np.ndarray]], *estimators: Any) -> dict[str, Estimate]:
-    """Shows all chunks to estimators that need a second look at the log, and collects their estimates."""
-    for log, ratios in chunks:
-        for estimator in estimators:
-            estimator.update(log, ratios)
-    return {name: estimate for estimator in estimators for name, estimate in estimator.estimates().items()}
+class SecondLook:
+    """Estimators that need a second pass over the log, which is shown to all of them together.
+
+    Args:
+        ratios: π/μ of the logged actions of a chunk.
+        estimators: with `update(log, ratios, first)`, `merge` and `estimates`.
+    """
+
+    def __init__(self, ratios: Callable[[Log], np.ndarray], estimators: list[Any]) -> None:
+        self.ratios, self.estimators = ratios, estimators
+
+    def update(self, log: Log, first: int | None = None) -> None:
+        """Adds a chunk."""
+        ratios = self.ratios(log)
+        for estimator in self.estimators:
+            estimator.update(log, ratios, first)
+
+    def merge(self, other: SecondLook) -> None:
+        """Adds what was gathered from other chunks."""
+        for mine, others in zip(self.estimators, other.estimators, strict=True):
+            mine.merge(others)
+
+    def estimates(self) -> dict[str, Estimate]:
+        """By name."""
+        return {name: value for estimator in self.estimators for name, value in estimator.estimates().items()}

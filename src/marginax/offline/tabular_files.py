@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import gzip
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,36 @@ class TableSource(Source):
         sizes = [part.total for part in parts]
         self.total = sum(n for n in sizes if n is not None) if None not in sizes else None
         self.columns = _assign(parts[0].names())
+        self.first_row = self.dropped = 0
         self._find_labels(encoding)
+
+    def share(self, numbers: Sequence[int]) -> TableSource:
+        """Some of the files, that follow one another, as a source of their own that can be sent to another machine."""
+        found = copy.copy(self)
+        found.parts = [copy.copy(self.parts[k]) for k in numbers]
+        for part in found.parts:
+            part.path = part.path and part.path.resolve()
+        found.first_row = sum(part.total or 0 for part in self.parts[: numbers[0]])
+        return found
+
+    def episodes(self, number: int) -> tuple[int, np.ndarray]:
+        """Rows of a file, and its episodes where they change, read from the column of episodes alone."""
+        rows, found = 0, [np.empty(0)]
+        for batch in self.share([number])._batches(("episode",)):
+            column = batch["episode"]
+            rows += len(column)
+            changes = column[np.flatnonzero(np.append(True, column[1:] != column[:-1]))]
+            found.append(changes[1:] if len(found) > 1 and changes[0] == found[-1][-1] else changes)
+        return rows, np.concatenate(found[1:]) if rows else found[0]
+
+    def set_aside(self, episodes: int) -> None:
+        """Notes how many episodes lost their last step."""
+        self.dropped = episodes
+        if episodes:
+            self.notes = [
+                f"{episodes} truncated episodes came without their final observation: "
+                "their last step was set aside"
+            ]
 
     def rows(self) -> int | None:
         """Number of rows of all files, counted if need be."""
@@ -123,6 +153,7 @@ class TableSource(Source):
             ValueError: naming the episode and step where the file is broken.
         """
         reader = _Reader(self.columns, self.encoding)
+        reader.row = self.first_row
         pending: list[dict[str, np.ndarray]] = []
         rows = 0
         for batch in self._batches():
@@ -140,11 +171,7 @@ class TableSource(Source):
         if rows == 0:
             raise ValueError(f"{self.name} is empty: it has no rows")
         yield from reader.logs(_concatenate(pending))
-        if reader.dropped:
-            self.notes = [
-                f"{reader.dropped} truncated episodes came without their final observation: "
-                "their last step was set aside"
-            ]
+        self.set_aside(reader.dropped)
 
 
 @reads
@@ -181,6 +208,7 @@ class _Part:
 
     name: str
     total: int | None = None
+    path: Path | None = None
 
     def names(self) -> list[str]:
         raise NotImplementedError
@@ -209,6 +237,8 @@ class _Columns(_Part):
 
 
 class _Parquet(_Part):
+    path: Path
+
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.name
         with self._file() as file:
@@ -234,6 +264,8 @@ class _Parquet(_Part):
 
 class _Csv(_Part):
     """A CSV file, plain or compressed: by pyarrow where it is installed, else by the standard library."""
+
+    path: Path
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.name

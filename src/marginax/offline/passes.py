@@ -1,0 +1,253 @@
+"""Where passes over a log are made: here, chunk by chunk, or on the machines of a cluster, each with files of its own.
+
+Whatever a pass gathers is an *accumulator*: `update(log, first)` adds a chunk whose first episode has that number in the whole
+log, `merge(other)` adds what was gathered elsewhere. So any partition of the log gives the same sums, up to rounding.
+
+An episode must not be divided between machines. A first look at the column of episodes finds out: files that an episode runs
+across are kept together, and a log whose episodes are scattered is sorted by episode and step first, by Ray.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+
+from marginax.engine import Crew, Engine
+from marginax.offline.certainty_equivalence import Counts
+from marginax.offline.fitted_q import Backup, Fit
+from marginax.offline.log import Log
+from marginax.offline.results import Influence
+from marginax.offline.sources import Source
+from marginax.offline.tabular_files import TableSource, open_tables
+
+
+@runtime_checkable
+class Accumulator(Protocol):
+    """What a pass gathers."""
+
+    def update(self, log: Log, first: int | None = None) -> None:
+        """Adds a chunk, its episodes numbered from `first`, by default after those added before."""
+
+    def merge(self, other: Any) -> None:
+        """Adds what was gathered from other chunks."""
+
+
+Gathered = TypeVar("Gathered", bound=Accumulator)
+Progress = Callable[[str, Iterable[Any]], Iterator[Any]]
+
+
+class Passes:
+    """Passes over a log on this machine.
+
+    Args:
+        source: the log.
+        progress: called as `progress(name, parts)`; yields the parts.
+    """
+
+    def __init__(self, source: Source, progress: Progress) -> None:
+        self.source, self.progress = source, progress
+        self.notes: list[str] = []
+
+    def count(self, counts: Counts) -> Counts:
+        """The first pass, in which episodes get their numbers."""
+        return self.gather("counting", counts)
+
+    def gather(self, name: str, empty: Gathered) -> Gathered:
+        """Shows the whole log to an accumulator."""
+        for log in self.progress(name, self.source.chunks()):
+            empty.update(log)
+        return empty
+
+    def backup(self, backup: Backup) -> Backup:
+        """A backup whose sums are made where the log is read."""
+        return backup
+
+    def __enter__(self) -> Passes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left of it."""
+
+
+def passes_over(source: Source, progress: Progress, engine: Engine) -> Passes:
+    """Passes over a log where the engine is."""
+    return SpreadPasses(source, progress, engine) if engine.remote else Passes(source, progress)
+
+
+class SpreadPasses(Passes):
+    """Passes over a log that lies in files, on the machines of an engine.
+
+    The driver holds, for each episode, 8 bytes while episodes are numbered, and what the accumulators keep; nothing else that grows
+    with the log.
+    """
+
+    def __init__(self, source: Source, progress: Progress, engine: Engine) -> None:
+        super().__init__(source, progress)
+        if not isinstance(source, TableSource) or any(part.path is None for part in source.parts):
+            raise ValueError(
+                f"{source.name}: the engine 'ray' evaluates logs in Parquet or CSV files; use the engine 'local' for others"
+            )
+        self.scratch: Path | None = None
+        ids = self._episodes(engine, source)
+        if _scattered(ids):
+            source = self._sorted(source)
+            ids = self._episodes(engine, source)
+        self.source = source
+        rows = [int(part.total or 0) for part in source.parts]
+        groups = _groups(ids, rows, engine.places)
+        self.crew: Crew = engine.crew(Shard, [{"source": source.share(group)} for group in groups])
+        self.first: list[int] = []
+
+    @staticmethod
+    def _episodes(engine: Engine, source: TableSource) -> list[np.ndarray]:
+        """For each file, the episodes of its rows where they change."""
+        count = max(1, min(len(source.parts), 4 * engine.places))
+        shares = [[int(k) for k in share] for share in np.array_split(np.arange(len(source.parts)), count)]
+        crew = engine.crew(Shard, [{"source": source.share(share)} for share in shares])
+        found = list(itertools.chain.from_iterable(crew.call("episodes")))
+        for part, (total, _) in zip(source.parts, found, strict=True):
+            part.total = total
+        return [ids for _, ids in found]
+
+    def _sorted(self, source: TableSource) -> TableSource:
+        """The log sorted by episode and step, beside the log itself as long as it is needed."""
+        import ray.data
+
+        files = [part.path.resolve() for part in source.parts if part.path is not None]
+        if "step" not in source.columns or any(file.suffix not in (".parquet", ".pq") for file in files):
+            raise ValueError(
+                f"{source.name}: an episode appears again after other episodes; to be sorted the log must be Parquet, with a step "
+                "column"
+            )
+        self.scratch = files[0].parent / ".sorted-by-episode"
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        keys = [source.columns["episode"][0], source.columns["step"][0]]
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        ray.data.read_parquet([str(file) for file in files]).sort(keys).write_parquet(str(self.scratch))
+        self.notes.append(
+            "episodes lay in several places of the log: it was sorted by episode and step first"
+        )
+        found = open_tables(self.scratch, source.encoding)
+        assert found is not None
+        found.name = source.name
+        return found
+
+    def __exit__(self, *_: object) -> None:
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def count(self, counts: Counts) -> Counts:
+        for _ in self.progress("counting", [f"{len(self.crew)} shares"]):
+            found = self.crew.reduce("count", counts, by="append")
+        sizes, dropped = zip(*self.crew.call("sizes"), strict=True)
+        self.first = [0, *np.cumsum(sizes)[:-1].tolist()]
+        assert isinstance(self.source, TableSource)
+        self.source.set_aside(sum(dropped))
+        return found
+
+    def gather(self, name: str, empty: Gathered) -> Gathered:
+        for _ in self.progress(name, [f"{len(self.crew)} shares"]):
+            found = self.crew.reduce("gather", self.crew.share(empty), each=self.first)
+        return found
+
+    def backup(self, backup: Backup) -> Backup:
+        return SpreadBackup(backup, self)
+
+
+class Shard:
+    """A share of a log where it is read: whole episodes."""
+
+    def __init__(self, source: TableSource) -> None:
+        self.source = source
+        self._sizes: tuple[int, int, int] | None = None
+        self._backups: dict[str, Backup] = {}
+
+    def episodes(self) -> list[tuple[int, np.ndarray]]:
+        """For each file, its number of rows and the episodes of its rows where they change."""
+        return [self.source.episodes(k) for k in range(len(self.source.parts))]
+
+    def count(self, empty: Counts) -> Counts:
+        """Counts of this share, its episodes numbered from 0."""
+        counts = copy.deepcopy(empty)
+        for log in self.source.chunks():
+            counts.update(log)
+        self._sizes = (counts.episodes, counts.steps, self.source.dropped)
+        return counts
+
+    def sizes(self) -> tuple[int, int]:
+        """Episodes, and how many had a last step that was set aside."""
+        if self._sizes is None:  # this object was made again after its machine was lost
+            logs = [(log.num_episodes, len(log)) for log in self.source.chunks()]
+            self._sizes = (*(sum(values) for values in zip(*logs, strict=True)), self.source.dropped)  # type: ignore[assignment]
+        assert self._sizes is not None
+        return self._sizes[0], self._sizes[2]
+
+    def gather(self, empty: Callable[[], Gathered], first: int) -> Gathered:
+        """An accumulator that has seen this share."""
+        mine = copy.deepcopy(empty())
+        for log in self.source.chunks():
+            mine.update(log, first)
+            first += log.num_episodes
+        return mine
+
+    def backup(self, key: str, shared: Callable[[], Backup], method: str, *arguments: Any) -> Any:
+        """What a method of a backup gives on this share, whose rows stay in memory if they are few enough."""
+        if key not in self._backups:
+            mine = copy.copy(shared())
+            mine.source = self.source
+            self.sizes()
+            assert self._sizes is not None
+            mine.steps = self._sizes[1]
+            self._backups = {key: mine}
+        return getattr(self._backups[key], method)(*arguments)
+
+
+class SpreadBackup(Backup):
+    """A backup whose sums over the log are made on the shares."""
+
+    def __init__(self, backup: Backup, passes: SpreadPasses) -> None:
+        self.__dict__.update(backup.__dict__)
+        sent: Any = copy.copy(backup)
+        sent.source = None
+        self._crew, self._first = passes.crew, passes.first
+        self._shared, self._key = passes.crew.share(sent), f"{id(self)}"
+
+    def total(self, q: np.ndarray) -> np.ndarray:
+        return sum(self._crew.call("backup", self._key, self._shared, "total", q))
+
+    def transposed_total(self, y: np.ndarray) -> np.ndarray:
+        return sum(self._crew.call("backup", self._key, self._shared, "transposed_total", y))
+
+    def influence(self, fitted: Fit, lam: np.ndarray, value: float, first: int = 0) -> Influence:
+        given = (self._key, self._shared, "influence", fitted, lam, value)
+        return self._crew.reduce("backup", *given, each=self._first)
+
+
+def _scattered(ids: Sequence[np.ndarray]) -> bool:
+    """Whether an episode appears again after others, in a file or in a later one."""
+    joined = [
+        part[1:] if k and len(part) and len(ids[k - 1]) and part[0] == ids[k - 1][-1] else part
+        for k, part in enumerate(ids)
+    ]
+    every = np.concatenate(joined) if joined else np.empty(0)
+    return len(np.unique(every)) < len(every)
+
+
+def _groups(ids: Sequence[np.ndarray], rows: Sequence[int], count: int) -> list[list[int]]:
+    """Runs of files with about as many rows each, at most `count`, cut only where an episode ends."""
+    goal = sum(rows) / max(count, 1)
+    groups: list[list[int]] = [[]]
+    taken = 0
+    for k, part in enumerate(ids):
+        whole = k > 0 and len(part) > 0 and len(ids[k - 1]) > 0 and part[0] != ids[k - 1][-1]
+        if groups[-1] and whole and taken >= goal * len(groups):
+            groups.append([])
+        groups[-1].append(k)
+        taken += rows[k]
+    return groups
