@@ -23,6 +23,9 @@ from marginax.engine import processes
 from marginax.experiments import runner
 from marginax.experiments.chain import Chain
 from marginax.experiments.control import Control
+from marginax.offline import evaluate
+from reference.log_files import same_answers, write_log
+from reference.offline_logs import GAMMA, garnet_log
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -199,6 +202,43 @@ def test_objects_are_merged_and_made_again_when_they_are_lost(cluster, place, tm
     assert crew.reduce("total", 1).value == sum(range(100))
 
 
+@pytest.mark.parametrize("loss", ["none", "worker", "node"])
+def test_a_log_of_20_parts_gives_the_same_answers_whatever_is_lost(cluster, place, tmp_path, loss):
+    _, pi, _, rows = garnet_log(3, episodes=400)
+    write_log(tmp_path / "log", rows, parts=20)
+    wanted = ["weighted-is", "certainty-equivalence", "regression", "fqe-retrace", "weighted-doubly-robust"]
+    given = {"discount": GAMMA, "estimators": wanted}
+    alone = evaluate(tmp_path / "log", pi, **given)
+    lost = []
+
+    def lose(name, parts):
+        if name == ("fitted Q" if loss == "worker" else "weighting") and not lost:
+            lost.append(name)
+            if loss == "node":
+                remove_a_node(cluster)
+            elif loss == "worker":
+                shares = [pid for pid, text in ray_processes().items() if text.startswith("ray::_Resident")]
+                os.kill(shares[0], signal.SIGKILL)
+        return iter(parts)
+
+    same_answers(evaluate(tmp_path / "log", pi, engine=place, progress=lose, **given), alone)
+    assert lost
+
+
+def test_a_scattered_log_is_sorted_first_and_says_so(place, tmp_path):
+    _, pi, _, rows = garnet_log(4, episodes=60)
+    write_log(tmp_path / "sorted", rows, parts=1)
+    write_log(tmp_path / "log", rows, parts=4, order=np.random.default_rng(0).permutation(len(rows)))
+    given = {"discount": GAMMA, "estimators": ["weighted-is", "certainty-equivalence"]}
+    alone = evaluate(tmp_path / "sorted", pi, **given)
+    with pytest.raises(ValueError, match="appears again after other episodes"):
+        evaluate(tmp_path / "log", pi, **given)
+    found = evaluate(tmp_path / "log", pi, engine=place, **given)
+    same_answers(found, alone)
+    assert any("sorted by episode and step" in note for note in found.notes)
+    assert sorted(path.name for path in (tmp_path / "log").iterdir()) == [f"{k:03}.parquet" for k in range(4)]
+
+
 def ray_processes():
     """Processes of Ray, by number."""
     found = {}
@@ -217,6 +257,8 @@ def test_an_interrupted_driver_leaves_no_process(end):
     script = """
     import signal, sys, tempfile
     from engine import jobs
+from reference.log_files import same_answers, write_log
+from reference.offline_logs import GAMMA, garnet_log
     from marginax import engine
     signal.signal(signal.SIGINT, signal.default_int_handler)
     arguments = {"folder": tempfile.mkdtemp(), "until": 10_000, "pause": 0.1}

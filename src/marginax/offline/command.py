@@ -34,7 +34,8 @@ def evaluate(
     level: float = 0.95,
     network_steps: int = 1500,
     seed: int = 0,
-    engine: str = "local",
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
 ) -> int:
     """Say what a policy is worth, from episodes that another policy logged.
 
@@ -54,7 +55,8 @@ def evaluate(
         level: of the intervals.
         network_steps: gradient steps of each network, for data with observations.
         seed: seed of the bootstrap and of fitted networks.
-        engine: where the work runs.
+        engine: where the work runs: this machine, or a Ray cluster for tabular logs in many Parquet or CSV files.
+        address: of the Ray cluster, such as 10.0.0.1:6379; by default one that runs already, or one that is started here.
     """
     begin = time.monotonic()
     if out is not None:
@@ -76,6 +78,7 @@ def evaluate(
             level=level,
             seed=seed,
             engine=engine,
+            address=address,
         )
 
 
