@@ -35,6 +35,7 @@ pytest.importorskip("ray", reason="Ray is not installed")
 def cluster():
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # nodes inherit it
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_raylet_start_wait_time_s"] = "300"  # busy machines are slow
     from ray.cluster_utils import Cluster
 
     small = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
