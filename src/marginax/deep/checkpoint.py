@@ -77,8 +77,14 @@ def save(
             os.fsync(handle)
         finally:
             os.close(handle)
-    for path in folder.iterdir():  # older files, and temporary ones of a killed process
-        if path.name != MANIFEST and path.name.removesuffix(".npz") not in names:
+    tidy(folder, names)
+
+
+def tidy(folder: Path, names: Iterable[str]) -> None:
+    """Remove all but the manifest and the named files: older ones, and temporary ones of a killed process."""
+    kept = {MANIFEST, *(f"{name}.npz" for name in names)}
+    for path in folder.glob("*") if folder.is_dir() else ():
+        if path.name not in kept:
             with contextlib.suppress(OSError):
                 path.unlink()
 

@@ -157,15 +157,14 @@ def play(
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, got {episodes}.")
     policy = load_policy(run)
-    if simulator is None and ":" in policy.simulator:
-        module = policy.simulator.partition(":")[0]
-        raise ValueError(
-            f"the policy was trained on {policy.simulator!r}, and a file's word is not enough to import the module "
-            f"{module!r}: if you trust it, give --simulator {policy.simulator}"
-        )
     name = simulator or policy.simulator
-    outcomes = evaluate(AgentSpec(name, seed, allow_import=simulator is not None), policy.layers, 0, episodes)
-    returns = next(found for found in outcomes if found is not None)
+    if simulator is None and ":" in name:
+        raise ValueError(
+            f"the policy was trained on {name!r}, and a file's word is not enough to import the module "
+            f"{name.partition(':')[0]!r}: if you trust it, give --simulator {name}"
+        )
+    spec = AgentSpec(name, seed, allow_import=simulator is not None)
+    returns = next(x for x in evaluate(spec, policy.layers, 0, episodes) if x is not None)
     print(f"{name}: {episodes} episodes")
     print(
         f"return {np.mean(returns):.2f} ± {np.std(returns):.2f}, {returns.min():.2f} to {returns.max():.2f}"

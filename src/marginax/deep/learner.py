@@ -9,7 +9,7 @@ arrays come out: the policies' parameters and the metrics. Replay buffers stay o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from types import ModuleType
@@ -43,6 +43,18 @@ class LearnerState(NamedTuple):
     own: tuple[Any, ...]
     rows: tuple[Array, ...]
     added: Array
+
+
+def each(function: Callable[..., Any], count: int, out_axes: int = 0) -> Callable[..., Any]:
+    """`vmap` over agents; for a single agent the function itself, since batched products are slower on a CPU."""
+    if count > 1:
+        return jax.vmap(function, out_axes=out_axes)
+
+    def alone(*arguments: Any) -> Any:
+        found = function(*jax.tree.map(lambda x: x[0], arguments))
+        return jax.tree.map(lambda x: jnp.expand_dims(x, out_axes), found)
+
+    return alone
 
 
 @dataclass(frozen=True)
@@ -125,7 +137,7 @@ class Plan:
         state = self._with_rows(state, rows)
         block_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
         material = tuple(
-            jax.vmap(partial(self._material, config, state.added), out_axes=1)(buffer, block_keys)
+            each(partial(self._material, config, state.added), self.seeds, 1)(buffer, block_keys)
             for config, buffer in zip(self.configs, state.rows, strict=True)
         )
         done = (index - self.first_block) * self.block
@@ -135,7 +147,7 @@ class Plan:
         )
         last = jax.tree.map(lambda x: x[-1, :, -1], material)
         table = [
-            jax.vmap(partial(self.agent.measure, config))(self._group(g, agents, own), *last[g])
+            each(partial(self.agent.measure, config), self.seeds)(self._group(g, agents, own), *last[g])
             for g, config in enumerate(self.configs)
         ]
         policies = jax.vmap(self.agent.policy)(agents)
@@ -166,7 +178,7 @@ class Plan:
         agents, own = carry
         parts, trained = [], []
         for g, config in enumerate(self.configs):
-            targets = jax.vmap(partial(self.agent.targets, config, train=delayed))
+            targets = each(partial(self.agent.targets, config, train=delayed), self.seeds)
             found, mine, _ = targets(self._group(g, agents, own), *material[g])
             parts.append((found.pairs, found.target))
             trained.append(mine)
@@ -174,7 +186,7 @@ class Plan:
         for i in range(target.shape[1]):
             final = i == target.shape[1] - 1
             learn = partial(self.agent.learn, self.configs[0], delayed=delayed and final)
-            agents, *_ = jax.vmap(learn)(agents, pairs[:, i], target[:, i])
+            agents, *_ = each(learn, self.agents)(agents, pairs[:, i], target[:, i])
         return agents, tuple(trained)
 
 

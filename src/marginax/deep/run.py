@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 from marginax._files import load_json, save_json
-from marginax.deep.checkpoint import manifest
+from marginax.deep.checkpoint import manifest, tidy
 from marginax.deep.config import PopulationConfig
 from marginax.deep.metrics import agent_name, read_metrics
 from marginax.engine import Engine, Task, processes
@@ -63,7 +63,13 @@ def open_run(folder: Path, config: PopulationConfig, *, together: bool | None = 
 
     Raises:
         ValueError: If the folder holds a run with other settings.
+        RuntimeError: If another process works in the folder.
     """
+    with Lock(folder):
+        return _open_run(folder, config, together)
+
+
+def _open_run(folder: Path, config: PopulationConfig, together: bool | None) -> Run:
     if (folder / SETTINGS).exists():
         earlier = load_run(folder)
         if earlier.together:
@@ -74,9 +80,23 @@ def open_run(folder: Path, config: PopulationConfig, *, together: bool | None = 
     else:
         run, seeds = Run(config, on_accelerator() if together is None else together), {*config.seeds}
     stored = dataclasses.replace(config, seeds=tuple(sorted(seeds)))
-    folder.mkdir(parents=True, exist_ok=True)
+    _remove_temporary(folder)
     save_json(folder / SETTINGS, {"config": stored.to_json(), "together": run.together})
     return run
+
+
+def _remove_temporary(folder: Path) -> None:
+    """Remove what a killed process was writing; the caller holds the folder."""
+    for path in folder.glob(".?*.*.*"):  # .NAME.ENDING.RANDOM
+        path.unlink(missing_ok=True)
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what a killed process left in a part's folder."""
+    _remove_temporary(folder)
+    found = manifest(folder / "checkpoint")
+    if found is not None:
+        tidy(folder / "checkpoint", found["files"])
 
 
 def load_run(folder: Path) -> Run:
@@ -172,6 +192,7 @@ def train(
         waiting = [name for name, found in outcome.items() if found["state"] in ("new", "stopped")]
         for name in set(outcome) - set(waiting):
             listen(name, outcome[name])
+            _tidy(folder / name)
         side_by_side = 1 if run.together else max(1, min(workers or cores(), len(waiting)))
         simulating = max(1, cores() - 1) if workers is None else workers
         running: dict[str, Child] = {}
@@ -320,6 +341,7 @@ def train_part(
     deadline = None if seconds is None else time.monotonic() + seconds
     settings, place = PopulationConfig.from_json(config), Path(folder)
     with _Sigterm() as sigterm, _patient_lock(place):
+        _tidy(place)
         from marginax.deep.population import Population
 
         with Population(settings, workers=workers, folder=place) as population:

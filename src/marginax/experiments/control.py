@@ -140,11 +140,12 @@ class Control(Experiment):
         from marginax.deep.metrics import slug
         from marginax.deep.run import open_run, run_metrics, train, train_elsewhere
         from marginax.simulators import make
+        from marginax.simulators.registry import check_actions
 
         end = time.monotonic() + seconds(self.time_limit) if self.time_limit else None
         configs = {task: self.population(task) for task in self.tasks}  # find mistakes before anything is run
         for task in () if self.report_only else self.tasks:
-            make(task, seed=0, allow_import=True).close()
+            check_actions(task, make(task, seed=0, allow_import=True), discrete=False)
         if engine.remote and not self.report_only:
             together = engine.gpus > 0
             runs = {
