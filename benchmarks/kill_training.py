@@ -9,6 +9,7 @@ whose command ended is started again. In the end its metrics, policies and netwo
 by bit, and no process, lock, temporary file or shared memory may be left. Linux only (it reads /proc).
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -18,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -38,7 +40,7 @@ class Options:
     """Kills in all, shared by the runs."""
     simulators: tuple[str, ...] = SIMULATORS
     kinds: tuple[str, ...] = ("train", "population")
-    steps: int = 1500
+    steps: int = 1000
     """Steps of every agent."""
     seed: int = 0
     """Of the moments and the victims."""
@@ -68,7 +70,7 @@ def train(simulator: str, kind: str, steps: int, folder: str) -> None:
         groups=groups,
         seeds=(0, 1),
         steps=steps,
-        evaluate_every=steps // 5,
+        evaluate_every=steps // 20,
         episodes=1,
         overlap=kind == "population",
     )
@@ -91,6 +93,7 @@ def command(simulator: str, kind: str, steps: int, folder: Path, mark: str) -> s
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         text=True,
     )
 
@@ -182,56 +185,73 @@ def _shared_memory() -> set[str]:
     return {path.name for path in place.iterdir()} if place.is_dir() else set()
 
 
+class Output:
+    """Counts the lines that a command prints, and keeps the last."""
+
+    def __init__(self, process: subprocess.Popen) -> None:
+        self.process, self.lines, self.last = process, 0, ""
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            self.lines, self.last = self.lines + 1, line.strip()
+
+    def wait_for(self, lines: int, seconds: float) -> bool:
+        """Wait for a number of lines, and a moment more; returns whether the command still runs."""
+        while self.process.poll() is None and self.lines < lines:
+            time.sleep(0.01)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=seconds)
+        return self.process.poll() is None
+
+
 def torture(
     given: Options, simulator: str, kind: str, kills: int, rng: random.Random, work: Path
 ) -> list[str]:
-    """Train with and without kills; a row of the table."""
+    """Train without kills, and with kills until there were enough; a row of the table."""
     name = f"{kind}-{simulator.replace('/', '-')}"
     plain, killed = work / f"{name}-plain", work / f"{name}-killed"
-    begun = time.monotonic()
     process = command(simulator, kind, given.steps, plain, "plain")
-    output, _ = process.communicate()
-    if process.returncode:
-        return [kind, simulator, "0", "could not be trained: " + output.strip().splitlines()[-1], "", ""]
-    duration = time.monotonic() - begun
-    mark, memory, done, starts, problems = (
-        uuid.uuid4().hex,
-        _shared_memory(),
-        dict.fromkeys(VICTIMS, 0),
-        0,
-        [],
-    )
+    output = Output(process)
+    if process.wait():
+        return [kind, simulator, "", "", f"cannot be trained: {output.last}", ""]
+    expected, memory, mark = content(plain), _shared_memory(), uuid.uuid4().hex
+    done, starts, runs = dict.fromkeys(VICTIMS, 0), 0, 0
+    problems: list[str] = []
+    left: list[str] = []
     victims = [v for v in VICTIMS if kind == "population" or v != "worker"]
-    finished = False
-    while not finished:
-        starts += 1
-        process = command(simulator, kind, given.steps, killed, mark)
-        while process.poll() is None and sum(done.values()) < kills:
-            time.sleep(rng.uniform(0.0, 0.6 * duration))
-            victim = rng.choice(victims)
-            if process.poll() is None and strike(victim, process.pid, mark, rng):
-                done[victim] += 1
-                if victim in ("command", "SIGTERM", "SIGINT"):
+    while sum(done.values()) < kills and not problems:
+        shutil.rmtree(killed, ignore_errors=True)
+        runs += 1
+        finished = False
+        while not finished and not problems:
+            starts += 1
+            process = command(simulator, kind, given.steps, killed, mark)
+            output = Output(process)
+            while sum(done.values()) < kills:
+                lines = output.lines + rng.randrange(0, 6)
+                if not output.wait_for(lines, rng.uniform(0.0, 3.0 if lines == 0 else 0.2)):
                     break
-        try:
-            output, _ = process.communicate(timeout=60 + 20 * duration)
-        except subprocess.TimeoutExpired:
-            problems.append("did not end")
-            os.kill(process.pid, signal.SIGKILL)
-            break
-        expected = (0, -signal.SIGKILL, 130, 143, -signal.SIGINT)
-        if process.returncode not in expected:
-            problems.append(f"ended with {process.returncode}: {output.strip().splitlines()[-1:]}")
-            break
-        finished = process.returncode == 0
-        if starts > 10 * kills + 10:
-            problems.append("does not get on")
-            break
-    same = content(plain) == content(killed)
-    left = leftovers(killed, mark, memory)
+                victim = rng.choice(victims)
+                if strike(victim, process.pid, mark, rng):
+                    done[victim] += 1
+                    if victim in ("command", "SIGTERM", "SIGINT"):
+                        break
+            try:
+                status = process.wait(timeout=1200)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                problems.append("did not end")
+                continue
+            finished = status == 0
+            if status not in (0, -signal.SIGKILL, 130, 143, -signal.SIGINT, -signal.SIGTERM):
+                problems.append(f"ended with {status}: {output.last}")
+        if not problems and content(killed) != expected:
+            problems.append("DIFFERENT")
+        left += leftovers(killed, mark, memory)
     counts = ", ".join(f"{n} {victim}" for victim, n in done.items() if n)
-    verdict = "; ".join(problems) or ("equal" if same else "DIFFERENT")
-    return [kind, simulator, counts, str(starts), verdict, ", ".join(left) or "nothing"]
+    verdict, rest = "; ".join(problems) or "equal", ", ".join(left) or "nothing"
+    return [kind, simulator, counts, f"{runs} ({starts})", verdict, rest]
 
 
 def main(given: tyro.conf.OmitArgPrefixes[Options]) -> None:
@@ -243,7 +263,8 @@ def main(given: tyro.conf.OmitArgPrefixes[Options]) -> None:
     runs = [(kind, simulator) for kind in given.kinds for simulator in given.simulators]
     work = Path(tempfile.mkdtemp(prefix="kill-training-"))
     print(
-        "| run | simulator | killed | starts | result | left behind |\n|---|---|---|---|---|---|", flush=True
+        "| run | simulator | killed | runs (starts) | result | left behind |\n|---|---|---|---|---|---|",
+        flush=True,
     )
     for i, (kind, simulator) in enumerate(runs):
         kills = given.kills // len(runs) + (i < given.kills % len(runs))
