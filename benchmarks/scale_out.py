@@ -1,0 +1,179 @@
+"""Beyond one machine: what a log and a sweep cost on 1 to 100 nodes, estimated from rates that are measured here.
+
+    python benchmarks/scale_out.py                  # measure rates, print the tables
+    python benchmarks/scale_out.py --compare        # also the same log on this machine and through Ray
+
+The model, for a log of n transitions on m cores:
+
+    seconds = start + n · (CPU seconds per transition) / m + n · (bytes per transition) / (nodes · bandwidth)
+              + (bytes of the sums) · ⌈log₈ m⌉ / bandwidth + driver
+
+`driver` (solving the model, intervals, the verdict) and the merging of sums are the share that cannot be spread. Rates are
+differences between two sizes, in CPU time, so that neither a busy machine nor what is done once disturbs them.
+"""
+
+import argparse
+import math
+import pickle
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from evaluate import DISCOUNT, NAMES, make
+from marginax.engine import make as make_engine
+from marginax.engine.local import Local
+from marginax.offline import evaluate
+
+START = 20.0  # seconds until the workers of a running cluster have imported JAX
+BANDWIDTH = 1e9  # bytes per second and node, from storage and between nodes
+
+
+class Weighed(Local):
+    """Counts the bytes that a driver would receive."""
+
+    remote, places, received = True, 1, 0
+
+    def crew(self, make, arguments):
+        crew = super().crew(make, arguments)
+        reduce, call = crew.reduce, crew.call
+
+        def counted_reduce(*given, **named):
+            found = reduce(*given, **named)
+            self.received += len(pickle.dumps(found))
+            return found
+
+        def counted_call(*given):
+            found = list(call(*given))
+            self.received += len(pickle.dumps(found))
+            return iter(found)
+
+        crew.reduce, crew.call = counted_reduce, counted_call
+        return crew
+
+
+def parts(folder: Path, transitions: int, files: int) -> Path:
+    """A log in several files."""
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    make(folder.parent / "one.parquet", transitions)
+    table = pq.read_table(folder.parent / "one.parquet")
+    episodes = table["episode"].to_numpy()
+    ends = np.append(np.flatnonzero(np.diff(episodes)) + 1, len(episodes))
+    cuts = [0, *ends[np.searchsorted(ends, np.linspace(0, len(episodes), files + 1)[1:])]]
+    for k in range(files):
+        pq.write_table(table.slice(cuts[k], cuts[k + 1] - cuts[k]), folder / f"{k:03}.parquet")
+    return folder
+
+
+def cpu_seconds(folder: Path, engine) -> float:
+    begun = time.process_time()
+    policy = folder.parent / "pi.npy"
+    evaluate(folder, policy, discount=DISCOUNT, estimators=NAMES, engine=engine)
+    return time.process_time() - begun
+
+
+def measure(scratch: Path, transitions: int) -> dict[str, float]:
+    """Rates of a log: CPU seconds and bytes for each transition, bytes to the driver, seconds that cannot be spread."""
+    sizes, seconds, received, stored = (transitions // 4, transitions), [], [], 0
+    for size in sizes:
+        folder = parts(scratch / f"log-{size}", size, files=4)
+        cpu_seconds(folder, "local")  # compile, and fill the cache of files
+        weighed = Weighed(1)
+        seconds.append(cpu_seconds(folder, weighed))
+        received.append(weighed.received)
+        stored = sum(path.stat().st_size for path in folder.iterdir())
+    rate = (seconds[1] - seconds[0]) / (sizes[1] - sizes[0])
+    grows = (received[1] - received[0]) / (sizes[1] - sizes[0])
+    return {
+        "seconds": rate,
+        "driver": max(0.0, seconds[0] - rate * sizes[0]),
+        "bytes": stored / transitions,
+        "sums": received[0] - grows * sizes[0],
+        "received": grows,
+    }
+
+
+def table_of_logs(rates: dict[str, float], cores: int, price: float) -> None:
+    print(f"| transitions | nodes ({cores} cores) | minutes | not spread | bytes to the driver | cost |")
+    print("|---:|---:|---:|---:|---:|---:|")
+    for n in (1e9, 1e10, 1e11):
+        for nodes in (1, 10, 100):
+            spread = n * rates["seconds"] / (nodes * cores) + n * rates["bytes"] / (nodes * BANDWIDTH)
+            sent = rates["sums"] + n * rates["received"]
+            levels = math.ceil(math.log(max(nodes * cores, 2), 8))
+            alone = START + rates["driver"] + sent * levels / BANDWIDTH
+            total = spread + alone
+            print(
+                f"| {n:.0e} | {nodes} | {total / 60:.1f} | {alone / total:.0%} | {sent / 1e6:,.0f} MB "
+                f"| {total / 3600 * nodes * price:.2f} |"
+            )
+
+
+def table_of_sweeps(rate: float, cores: int, price: float) -> None:
+    print(f"| runs of 1M steps | nodes ({cores} cores) | hours | cost |")
+    print("|---:|---:|---:|---:|")
+    for runs in (100, 1000, 10_000):
+        for nodes in (1, 10, 100):
+            rounds = math.ceil(runs / (nodes * cores))
+            hours = (START + rounds * 1e6 / rate) / 3600
+            print(f"| {runs} | {nodes} | {hours:.1f} | {hours * nodes * price:,.0f} |")
+
+
+def compare(scratch: Path, transitions: int) -> None:
+    """Wall-clock seconds of one log on this machine and through Ray, beyond start-up."""
+    folder = parts(scratch / "compared", transitions, files=20)
+    policy, seconds = folder.parent / "pi.npy", {}
+    for name in ("local", "ray"):
+        with make_engine(name, workers=2) as place:
+            for _ in range(2):  # the first warms up
+                begun = time.perf_counter()
+                passes = place if name == "ray" else "local"
+                evaluate(folder, policy, discount=DISCOUNT, estimators=NAMES, engine=_Open(passes))
+                seconds[name] = time.perf_counter() - begun
+    print(f"{transitions:,} transitions: {seconds['local']:.1f} s local, {seconds['ray']:.1f} s through Ray")
+
+
+class _Open:
+    """An engine that stays open between evaluations."""
+
+    def __new__(cls, engine):
+        if isinstance(engine, str):
+            return engine
+        engine.close = lambda interrupted=False: None
+        return engine
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--transitions", type=float, default=12e6, help="size of the larger log that is measured"
+    )
+    parser.add_argument(
+        "--steps-per-second", type=float, default=60.0, help="of one agent on a core (td3.py)"
+    )
+    parser.add_argument("--cores", type=int, default=16, help="of a node")
+    parser.add_argument("--price", type=float, default=0.8, help="of a node for an hour")
+    parser.add_argument("--compare", action="store_true", help="also run through Ray here")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rates = measure(Path(folder), int(given.transitions))
+        print(
+            f"{1e6 * rates['seconds']:.2f} CPU seconds per million transitions, {rates['bytes']:.1f} bytes read per "
+            f"transition, {rates['sums'] / 1e6:.0f} MB of sums and {rates['received']:.2f} bytes per transition sent to the "
+            f"driver, {rates['driver']:.1f} s that cannot be spread\n"
+        )
+        table_of_logs(rates, given.cores, given.price)
+        print()
+        table_of_sweeps(given.steps_per_second, given.cores, given.price)
+        if given.compare:
+            print()
+            compare(Path(folder), int(given.transitions))
+
+
+if __name__ == "__main__":
+    main()
