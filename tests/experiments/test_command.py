@@ -40,9 +40,8 @@ def toy(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "chain" else pytest.mark.slow) for name in SMALL]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
 def test_an_experiment_leaves_figures_data_and_claims(toy, name):
     results = toy(name)
     section = report.load_section(results / name)
@@ -107,6 +106,7 @@ def test_a_fresh_run_gives_the_numbers_of_the_docs(name, tmp_path):
     np.testing.assert_allclose([claim.effect for claim in fresh.claims], effects, rtol=1e-3, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_second_run_finds_everything_finished(toy, capsys):
     results = toy("chain")
     before = (results / "chain" / "result.json").stat().st_mtime_ns
@@ -116,6 +116,7 @@ def test_a_second_run_finds_everything_finished(toy, capsys):
     assert (results / "chain" / "result.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_curves_in_the_csv_are_those_of_the_library(toy):
     """One number of the chain's CSV, learned again by hand."""
     with (toy("chain") / "chain" / "chain.csv").open() as file:
@@ -153,6 +154,29 @@ def test_the_chain_has_the_panels_of_table_1():
     assert [part.label for part in Chain().parts()][:3] == ["default", "actions-10", "actions-20"]
     assert len(Chain().parts()) == 11
     assert METHODS[:3] == ("one-step", "retrace", "marginalized-monte-carlo")
+
+
+def test_verdicts_of_the_chain_follow_from_its_curves(tmp_path):
+    """Made-up curves: one-step is slow, certainty equivalence faster at a larger clip, all else alike."""
+    chain = Chain(seeds=5, iterations=500)
+    noise = np.random.default_rng(0).uniform(0.99, 1.01, (5, 1))
+    data = {}
+    for setting in chain.curves().values():
+        rates = dict.fromkeys(METHODS, 0.02) | {"one-step": 0.01}
+        if setting["clip"] > 1:
+            rates["marginalized-certainty-equivalence"] = 0.04
+        curves = [5 * noise * np.exp(-rates[method] * chain.shown) for method in METHODS]
+        data[chain.label(setting)] = {"errors": np.array(curves, np.float32)}
+    section = chain.section(tmp_path, data)
+    verdicts = {report.plain(claim.text): claim.verdict for claim in section.claims}
+    assert verdicts["Retrace outperforms the one-step operator"] == "reproduced"
+    faster = [verdict for text, verdict in verdicts.items() if "converges faster than Retrace" in text]
+    assert faster == ["not reproduced", "reproduced"]  # at the default clip, and at the second
+    # exp(-rate t) = exp(-2 rate) / 10, rounded up to an iteration that is shown: 117.1, 232.3 and 59.6.
+    times = "after 118 trajectories at clip 1, Retrace after 118, one-step after 234; with certainty-equivalent weights"
+    assert times in section.figures[0].finding
+    assert section.figures[0].finding.endswith("at clip 2 it takes 60.")
+    assert (tmp_path / "chain.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_experiment_may_stand_after_the_flags(tmp_path):
