@@ -57,7 +57,7 @@ def test_a_task_with_variables_has_a_process_and_is_started_again_when_it_is_kil
 def test_objects_of_a_crew_are_called_in_order_and_merged():
     with engine.make("local") as place:
         crew = place.crew(jobs.Sum, [{"numbers": [1, 2]}, {"numbers": [3]}, {"numbers": [4]}])
-        assert [total.value for total in crew.call("total", factor=2)] == [6, 6, 8]
+        assert [total.value for total in crew.call("total", 2)] == [6, 6, 8]
         assert crew.reduce("total", 1).value == 10
         assert len(crew) == 3
 

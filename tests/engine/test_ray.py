@@ -200,7 +200,7 @@ def test_objects_are_merged_and_made_again_when_they_are_lost(cluster, place, tm
     crew = place.crew(jobs.Sum, shares)
     assert crew.reduce("total", 2).value == 2 * sum(range(100))
     assert sum(crew.call("die_once", str(tmp_path))) == sum(range(100))
-    calls = crew.call("total", 1, pause=0.5)
+    calls = crew.call("total", 1, 0.5)
     first = next(calls)
     remove_a_node(cluster)
     assert first.value + sum(total.value for total in calls) == sum(range(100))

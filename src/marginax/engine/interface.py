@@ -81,6 +81,10 @@ class Crew(abc.ABC):
         """
 
     @abc.abstractmethod
+    def close(self) -> None:
+        """Let the objects go."""
+
+    @abc.abstractmethod
     def share(self, value: Any) -> Callable[[], Any]:
         """A function that returns the value wherever the objects are; the value travels once."""
 

@@ -141,6 +141,9 @@ class LocalCrew(Crew):
             getattr(first, by)(other)
         return first
 
+    def close(self) -> None:
+        self.members = []
+
     def share(self, value: Any) -> Callable[[], Any]:
         return lambda: value
 

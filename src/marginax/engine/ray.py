@@ -151,13 +151,18 @@ class RayCrew(Crew):
     def reduce(
         self, method: str, *arguments: Any, each: Sequence[Any] | None = None, by: str = "merge"
     ) -> Any:
-        references = self._ask(method, arguments, each)
-        merge = self._engine._ray.remote(_merge).options(num_cpus=0, max_retries=RETRIES)
+        references, members = self._ask(method, arguments, each), self._members
         while len(references) > 1:
-            references = [
-                merge.remote(by, *references[k : k + MERGED]) for k in range(0, len(references), MERGED)
-            ]
+            starts = range(0, len(references), MERGED)
+            references = [members[k].merge.remote(by, *references[k : k + MERGED]) for k in starts]
+            members = members[::MERGED]
         return self._engine._get(references[0], method)
+
+    def close(self) -> None:
+        for member in self._members:
+            self._engine._ray.kill(member)
+            self._engine._actors.remove(member)
+        self._members = []
 
     def share(self, value: Any) -> Callable[[], Any]:
         return functools.partial(self._engine._ray.get, self._engine._ray.put(value))
@@ -205,6 +210,12 @@ class _Resident:
     def call(self, method: str, shared: Sequence[Any], *last: Any) -> Any:
         return getattr(self.it, method)(*shared, *last)
 
+    def merge(self, by: str, first: Any, *others: Any) -> Any:
+        found = copy.deepcopy(first)  # arrays that have travelled cannot be changed
+        for other in others:
+            getattr(found, by)(other)
+        return found
+
 
 def _call(code: str, function: Callable[..., Any], arguments: Mapping[str, Any], sender: _Sender) -> Any:
     _check_code(code)
@@ -212,13 +223,6 @@ def _call(code: str, function: Callable[..., Any], arguments: Mapping[str, Any],
     begun = time.perf_counter()
     value = function(sender, **arguments)
     return value, time.perf_counter() - begun
-
-
-def _merge(by: str, first: Any, *others: Any) -> Any:
-    found = copy.deepcopy(first) if others else first  # arrays that have travelled cannot be changed
-    for other in others:
-        getattr(found, by)(other)
-    return found
 
 
 @functools.cache

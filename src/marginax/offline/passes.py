@@ -94,26 +94,31 @@ class SpreadPasses(Passes):
                 f"{source.name}: the engine 'ray' evaluates logs in Parquet or CSV files; use the engine 'local' for others"
             )
         self.scratch: Path | None = None
-        ids = self._episodes(engine, source)
-        if _scattered(ids):
-            source = self._sorted(source)
-            ids = self._episodes(engine, source)
-        self.source = source
-        rows = [int(part.total or 0) for part in source.parts]
-        groups = _groups(ids, rows, engine.places)
-        self.crew: Crew = engine.crew(Shard, [{"source": source.share(group)} for group in groups])
         self.first: list[int] = []
+        if not self._placed(engine, source):
+            source = self._sorted(source)
+            self._placed(engine, source)
+        self.source = source
 
-    @staticmethod
-    def _episodes(engine: Engine, source: TableSource) -> list[np.ndarray]:
-        """For each file, the episodes of its rows where they change."""
-        count = max(1, min(len(source.parts), 4 * engine.places))
-        shares = [[int(k) for k in share] for share in np.array_split(np.arange(len(source.parts)), count)]
-        crew = engine.crew(Shard, [{"source": source.share(share)} for share in shares])
-        found = list(itertools.chain.from_iterable(crew.call("episodes")))
+    def _placed(self, engine: Engine, source: TableSource) -> bool:
+        """Divides the files among the machines, and says whether no episode is divided or can be."""
+        known = [part.total for part in source.parts]
+        groups = _groups(
+            [np.array([k]) for k in range(len(known))], [total or 1 for total in known], engine.places
+        )
+        self.crew: Crew = engine.crew(Shard, [{"source": source.share(group)} for group in groups])
+        found = list(itertools.chain.from_iterable(self.crew.call("episodes")))
+        ids = [episodes for _, episodes in found]
         for part, (total, _) in zip(source.parts, found, strict=True):
             part.total = total
-        return [ids for _, ids in found]
+        if _scattered(ids):
+            self.crew.close()
+            return False
+        better = _groups(ids, [total for total, _ in found], engine.places)
+        if better != groups or None in known:  # an episode runs across files, or rows had to be counted
+            self.crew.close()
+            self.crew = engine.crew(Shard, [{"source": source.share(group)} for group in better])
+        return True
 
     def _sorted(self, source: TableSource) -> TableSource:
         """The log sorted by episode and step, beside the log itself as long as it is needed."""
