@@ -1,6 +1,7 @@
 """The engine on this machine: threads, processes of their own, and objects."""
 
 import os
+import sys
 
 import pytest
 
@@ -69,3 +70,9 @@ def test_unknown_engines_and_useless_addresses_are_refused():
         engine.make("local", address="auto")
     with pytest.raises(ValueError, match="workers must be at least 1"):
         engine.make("local", workers=0)
+
+
+def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match="the engine 'ray' needs the package ray: "):
+        engine.make("ray")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import marginax
+from marginax._checks import missing_package
 from marginax.engine.interface import Crew, Engine, Listener, Outcome, Task
 from marginax.engine.processes import ProcessDied
 
@@ -23,10 +24,8 @@ def _ray() -> Any:
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # workers use this environment, as it is
     try:
         import ray
-    except ImportError:
-        raise ImportError(
-            "the engine 'ray' needs Ray: in a clone `uv run --extra ray marginax …`, or `pip install \"ray[data]>=2.50\"`"
-        ) from None
+    except ImportError as error:
+        raise missing_package("the engine 'ray'", "ray", "ray") from error
     return ray
 
 
