@@ -43,16 +43,15 @@ def one_hot(index: np.ndarray) -> np.ndarray:
 
 
 def additive(*indices: np.ndarray) -> np.ndarray:
-    """Features [S, A, k]: one-hot codes of several coordinates of a pair, side by side; the first level of all but one left out."""
+    """Features [S, k]: one-hot codes of several coordinates of a state, side by side; the first level of all but one left out."""
     first, *others = (one_hot(i) for i in indices)
     return np.concatenate([first, *(code[..., 1:] for code in others)], axis=-1)
 
 
 def make(problem: mx.problems.Problem, clip: float, horizon: int, grid: bool = False) -> Case:
-    num_states, num_actions = problem.mu.shape
-    state, action = np.meshgrid(np.arange(num_states), np.arange(num_actions), indexing="ij")
-    side = round(num_states**0.5)
-    features = additive(state // side, state % side, action) if grid else additive(state, action)
+    state = np.arange(len(problem.mu))
+    side = round(len(state) ** 0.5)
+    features = additive(state // side, state % side) if grid else additive(state)
     return Case(problem, mx.traces.retrace(problem.pi, problem.mu, clip=clip), horizon, features)
 
 
@@ -76,17 +75,22 @@ def estimators(case: Case, on_states: bool) -> dict[str, Estimator]:
         return partial(getattr(weights, f"{name}_states" if on_states else name), c=case.c, **settings)
 
     counted = by("certainty_equivalence")
-    features = case.features[:, 0] if on_states else case.features
-    return {
+    found = {
         "Algorithm 2 as printed": by("monte_carlo", as_printed=True),
+        "Monte Carlo per pair": by("monte_carlo", factored=False),
         "Monte Carlo, exponential": by("monte_carlo", average="exponential"),
         "Monte Carlo (= regression, tabular)": by("monte_carlo"),
-        "Regression, additive features": by("regression", features=features),
+        "Regression, additive features": by("regression", features=case.features),
+        "Reverse TD, μ from counts": by("reverse_td"),
+        "Reverse TD": by("reverse_td", mu=case.problem.mu),
         "Certainty equivalence, μ from counts": lambda data: counted(unlogged(data)),
         "Certainty equivalence": counted,
         "Saddle point": by("saddle_point"),
         "Fenchel": by("fenchel"),
     }
+    if on_states:
+        del found["Monte Carlo per pair"]  # nothing to factor
+    return found
 
 
 def truth(case: Case, on_states: bool) -> tuple[np.ndarray, np.ndarray]:
