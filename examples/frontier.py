@@ -73,7 +73,7 @@ def draw(axes, title: str, problem: mx.problems.Problem, episodes: int, key: jax
             "tab:red",
             lambda c: mx.weights.certainty_equivalence(batch, c, mu=mu),
         ),
-        "Monte Carlo": ("^", "tab:orange", lambda c: mx.weights.monte_carlo(batch, c)),
+        "Monte Carlo": ("^", "tab:orange", lambda c: mx.weights.monte_carlo(batch, c, factored=False)),
     }
     for name, (marker, colour, estimate) in estimators.items():
         found = np.array([place(problem, np.asarray(estimate(clipped[clip]))) for clip in ESTIMATED_CLIPS])

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from marginax._checks import FloatArray
 from marginax.trajectories import Trajectory
-from marginax.weights._data import divide
+from marginax.weights._data import divide, read_steps
 from marginax.weights._model import EstimateInfo, model_of
 from marginax.weights.empirical import EmpiricalMDP
 
@@ -73,7 +73,15 @@ class CertaintyEquivalence(eqx.Module):
 
     def update(self, trajectories: Trajectory, c: ArrayLike | None = None) -> "CertaintyEquivalence":
         """The estimator after more trajectories, fields `[..., T]`; traces are not read."""
-        return eqx.tree_at(lambda e: e.counts, self, self.counts.update(trajectories))
+        steps = read_steps(trajectories)
+        moves = (
+            steps.states.ravel(),
+            steps.actions.ravel(),
+            steps.next_states.ravel(),
+            ~steps.arrives.ravel(),
+        )
+        # Rewards and starts are left out: weights do not need them, and scatters cost time in a loop.
+        return eqx.tree_at(lambda e: e.counts, self, self.counts.add(*moves, valid=steps.valid.ravel()))
 
     def weights(self, c: ArrayLike) -> Float[Array, "S A S A"]:
         """The weights `w[x, a, x', a']` of traces `c[S, A]`, as `certainty_equivalence` gives them."""

@@ -152,7 +152,8 @@ class MonteCarlo(eqx.Module):
             sums, tails = carry
             row, visit, lead, share, *factors = inputs
             # What follows each trajectory's step: discounted traces, and discounted visits (or their count) of each place.
-            here = lead[:, None] * jax.nn.one_hot(visit, n, dtype=sums.dtype)
+            here = jax.nn.one_hot(visit, n, dtype=sums.dtype)
+            here = lead[:, None] * here if self.factored else here
             tails = here[:, None] + jnp.stack(factors, axis=1)[:, :, None] * tails
             new = divide(tails[:, :1], tails[:, 1:]) if self.as_printed else tails
             return (sums.at[row].add(share[:, None, None] * new), tails), None
