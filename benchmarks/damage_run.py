@@ -5,7 +5,7 @@
 A short run of `train` is stopped half-way (and another is finished). Then each of its files is, in turn, changed in one
 byte (at several places), cut short, emptied and removed, and the run is carried on, plotted and played. Every
 damage must be *harmless* (the run ends with the same metrics and policy as an undamaged one) or *named* (a
-command ends with a sentence that names the file, or the folder it is missing from).
+command ends with a sentence that names the file or its folder; `play` names the run's folder if it finds no policy).
 """
 
 import contextlib
@@ -87,7 +87,7 @@ def judge(sentence: str, same: bool, path: Path) -> str:
     if not sentence:
         return "harmless" if same else "DIFFERENT"
     kind, _, words = sentence.partition(": ")
-    names = path.name in words or path.name.rpartition("-")[0] in words or str(path.parent) in words
+    names = path.name in words or str(path.parent) in words or "there is no policy in" in words
     return "named" if kind in ("ValueError", "OSError") and names else "UNCLEAR"
 
 
