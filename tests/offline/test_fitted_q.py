@@ -15,8 +15,8 @@ def backup_of(log, pi, traces, *, weights=False):
     counts = Counts(5, 3)
     counts.update(log)
     model = certainty_equivalence(counts.whole, pi, GAMMA)
-    w = fitted_q.td_weights(counts, traces, GAMMA) if weights else None
-    return fitted_q.Backup(open_data(log), counts, model, pi, traces, GAMMA, w)
+    kind = fitted_q.MarginalizedBackup if weights else fitted_q.Backup
+    return kind(open_data(log), counts, model, pi, traces, GAMMA)
 
 
 def test_retrace_fit_is_the_fixed_point_of_averaged_targets():
@@ -45,19 +45,45 @@ def test_marginalized_fit_is_near_certainty_equivalence():
     assert np.abs(fit.q - retrace.q).max() > 1e-6
 
 
-@pytest.mark.parametrize("weights", [False, True], ids=["retrace", "marginalized"])
-def test_a_log_in_pieces_read_again_for_each_backup_gives_the_same(monkeypatch, weights):
+def test_a_log_in_pieces_read_again_for_each_backup_gives_the_same(monkeypatch):
     _, pi, mu, log = garnet_log(3, episodes=90)
     traces = mx.traces.retrace(pi, mu)
-    whole = backup_of(log, pi, traces, weights=weights)
+    whole = backup_of(log, pi, traces)
     expected = fitted_q.estimate(whole.solve(), whole)
     monkeypatch.setattr(fitted_q, "PIECE", 150)
     monkeypatch.setattr(fitted_q, "HELD", 0)
-    streamed = backup_of(log, pi, traces, weights=weights)
+    streamed = backup_of(log, pi, traces)
     assert len(list(streamed.parts())) > 3
     found = fitted_q.estimate(streamed.solve(), streamed)
     np.testing.assert_allclose(found.value, expected.value, rtol=1e-7)
     np.testing.assert_allclose(found.influence, expected.influence, atol=1e-6)
+
+
+def test_the_marginalized_backup_is_the_mean_of_sampled_targets(monkeypatch):
+    """Against `targets.marginalized` on each window of each episode, for the backup, its targets and its transpose."""
+    monkeypatch.setattr(fitted_q, "WINDOW", 4)
+    _, pi, mu, log = garnet_log(2, episodes=40)
+    backup = backup_of(log, pi, mx.traces.retrace(pi, mu), weights=True)
+    rng = np.random.default_rng(0)
+    q, y = rng.normal(size=(5, 3)), rng.normal(size=(5, 3))
+    v, pairs = (pi * q).sum(axis=1), log.states * 3 + log.actions
+    expected = np.empty(len(log))
+    for i in range(log.num_episodes):
+        for begin in range(log.offsets[i], log.offsets[i + 1], 4):
+            rows = np.arange(begin, min(begin + 4, log.offsets[i + 1]))
+            expected[rows] = mx.targets.marginalized(
+                q.ravel()[pairs[rows]],
+                v[np.where(log.terminal[rows], 0, log.next_states[rows])],
+                log.rewards[rows],
+                np.where(log.terminal[rows], 0.0, GAMMA),
+                backup.weights[np.ix_(pairs[rows], pairs[rows])],
+            )
+    _, found = next(backup.targets(q))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    mean = np.bincount(pairs, found, minlength=15) / np.bincount(pairs, minlength=15)
+    np.testing.assert_allclose(backup(q).ravel(), mean, rtol=1e-9)
+    linear = backup(q) - backup(np.zeros((5, 3)))
+    np.testing.assert_allclose((y * linear).sum(), (backup.transposed(y) * q).sum(), rtol=1e-9)
 
 
 @pytest.mark.parametrize("window", [None, 4])

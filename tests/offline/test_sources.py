@@ -248,3 +248,89 @@ def test_trajectories_are_cut_at_ends_truncations_and_padding():
     assert found.terminal.tolist() == [False, True, False, False, False, False]
     assert found.truncated.tolist() == [False, False, True, True, False, True]
     assert found.rewards.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_archives_frames_folders_and_compressed_files_give_the_log(tmp_path):
+    import gzip
+
+    keep = [0, 1, 2, 3, 4, 6]
+    table = {k: np.array([v[i] for i in keep]) for k, v in columns().items()}
+    table |= {"next_state": np.array([1, 2, 0, 0, 2, 0]), "action": np.array([0, 1, 1, 1, 0, 0])}
+    table |= {k: table[k].astype(bool) for k in ("terminal", "truncated")}
+    table |= {k: table[k].astype(float) for k in ("reward", "behaviour")}
+    np.savez(tmp_path / "log.npz", **table)
+    same(open_data(tmp_path / "log.npz").read(), log())
+    same(open_data(table).read(), log())
+
+    class Frame:  # what pandas and polars share
+        columns = tuple(table)
+
+        def __getitem__(self, name):
+            return table[name]
+
+    same(open_data(Frame()).read(), log())
+    path = write(tmp_path, columns(), "csv")
+    (tmp_path / "packed.csv.gz").write_bytes(gzip.compress(path.read_bytes()))
+    same(open_data(tmp_path / "packed.csv.gz").read(), log())
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    for i, rows in enumerate((slice(0, 3), slice(3, 7))):
+        pq.write_table(pa.table({k: v[rows] for k, v in columns().items()}), parts / f"part-{i}.parquet")
+    same(open_data(parts).read(), log())
+
+
+def test_csv_without_pyarrow(tmp_path, monkeypatch):
+    import sys
+
+    path = write(tmp_path, columns(), "csv")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
+    same(open_data(path).read(), log())
+
+
+def test_files_that_are_not_what_they_seem(tmp_path):
+    import gzip
+
+    path = write(tmp_path, columns(), "csv")
+    (tmp_path / "zipped.csv").write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(ValueError, match=r"zipped.csv is a gzip file: name it .csv.gz"):
+        open_data(tmp_path / "zipped.csv")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 is not enough")
+    with pytest.raises(ValueError, match=r"bad.parquet cannot be read: "):
+        open_data(tmp_path / "bad.parquet")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"the folder .*empty' holds no \.parquet"):
+        open_data(tmp_path / "empty")
+    whole = write(tmp_path, columns())
+    data = bytearray(whole.read_bytes())
+    data[20:60] = b"\0" * 40
+    (tmp_path / "broken.parquet").write_bytes(data)
+    with pytest.raises(ValueError, match=r"broken.parquet cannot be read"):
+        open_data(tmp_path / "broken.parquet").read()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"action": [0, 0.5, 1, 1, 0, None, 0]}, "episode 0, step 1: action 0.5 is not an index"),
+        (
+            {"truncated": [False, False, True, False, True, None, False]},
+            "step 2: the step is both terminal and trunc",
+        ),
+    ],
+)
+def test_more_broken_rows(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        open_data(write(tmp_path, columns(**change))).read()
+
+
+def test_one_step_truncated_episodes_without_successors_leave_nothing(tmp_path):
+    table = {
+        "episode": [0, 1],
+        "state": [0, 1],
+        "action": [0, 1],
+        "reward": [1.0, 2.0],
+        "terminal": [False, False],
+    }
+    with pytest.raises(ValueError, match="nothing is left of the log"):
+        evaluate(write(tmp_path, table), np.full((3, 2), 0.5))

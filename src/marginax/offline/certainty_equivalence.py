@@ -374,7 +374,7 @@ class ModelInfluence:
     def estimate(self, visits: Any) -> Estimate:
         """The value of certainty equivalence with its influence."""
         ess = effective_transitions(self.model.weights, visits)
-        return Estimate(self.model.value, self.influence.groups(), ess, "transitions")
+        return Estimate(self.model.value, self.influence.groups(), ess, "transitions", model_share=1.0)
 
 
 def effective_transitions(weights: np.ndarray, visits: np.ndarray) -> float:

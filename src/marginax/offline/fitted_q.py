@@ -59,7 +59,6 @@ class Backup:
         pi: [S, A] target policy.
         traces: [S, A] traces; zeros give one-step targets.
         discount: γ.
-        weights: [S, A, S, A] TD weights for marginalized targets; None uses `traces`.
     """
 
     def __init__(
@@ -70,10 +69,9 @@ class Backup:
         pi: np.ndarray,
         traces: np.ndarray,
         discount: float,
-        weights: np.ndarray | None = None,
     ) -> None:
         self.source, self.counts, self.model, self.pi, self.traces = source, counts, model, pi, traces
-        self.discount, self.weights, self.steps = discount, weights, counts.steps
+        self.discount, self.steps = discount, counts.steps
         self.visits: Any = counts.whole.visits
         self._held: list[tuple[Log, Packed]] | None = None
 
@@ -86,9 +84,8 @@ class Backup:
         return self._held
 
     def _read(self) -> Iterator[tuple[Log, Packed]]:
-        window = None if self.weights is None else WINDOW
         for log in pieces(self.source.chunks()):
-            yield log, pack(log, self.pairs(log), log.next_states, window)
+            yield log, pack(log, self.pairs(log), log.next_states)
 
     def pairs(self, log: Log) -> np.ndarray:
         """[N] index of each row's pair."""
@@ -100,10 +97,8 @@ class Backup:
 
     def _arguments(self, q: np.ndarray) -> tuple[Any, ...]:
         """Of `sampled_targets`: Q, V, and what comes after the steps; to be called in double precision."""
-        size = self.pi.size
-        table = None if self.weights is None else jnp.asarray(self.weights.reshape(size, size))
         values = jnp.asarray(q.ravel()), jnp.asarray(self.values(q))
-        return *values, jnp.asarray(self.discount), jnp.asarray(self.traces.ravel(), float), table
+        return *values, jnp.asarray(self.discount), jnp.asarray(self.traces.ravel(), float)
 
     def targets(self, q: np.ndarray) -> Iterator[tuple[Log, np.ndarray]]:
         """Each piece of the log with the target [N] of each of its rows."""
@@ -165,6 +160,131 @@ class Backup:
         return Fit(q, self.values(q), residual)
 
 
+class MarginalizedSums:
+    """Sums of γ^k w(p, p') over the steps t with pair p and t + k with pair p' of a log, within windows.
+
+    The marginalized target is Q(x_t,a_t) + Σ_k γ^k w(x_t,a_t,x_{t+k},a_{t+k}) δ_{t+k}. Averaged over visits it is a matrix of pairs:
+    sums by (p, p') multiply -Q, those by (p, successor) multiply γV. They add up between chunks.
+
+    Args:
+        weights: [S, A, S, A] TD weights.
+        discount: γ.
+    """
+
+    def __init__(self, weights: np.ndarray, discount: float) -> None:
+        self.states, self.actions = weights.shape[:2]
+        self.size, self.discount = self.states * self.actions, discount
+        self.weights = weights.reshape(self.size, self.size)
+        self.of_pairs = np.zeros((self.size, self.size))
+        self.of_states = np.zeros((self.size, self.states))
+        self.of_rewards = np.zeros(self.size)
+
+    def update(self, log: Log, first: int | None = None) -> None:
+        """Adds a chunk; the numbers of its episodes do not matter."""
+        pairs = log.states * self.actions + log.actions
+        for here, there, coefficient in self.lags(log):
+            start = pairs[here]
+            _add(self.of_pairs, start * self.size + pairs[there], coefficient)
+            successor = np.where(log.terminal[there], 0, log.next_states[there])
+            _add(self.of_states, start * self.states + successor, coefficient * ~log.terminal[there])
+            _add(self.of_rewards, start, coefficient * log.rewards[there])
+
+    def merge(self, other: MarginalizedSums) -> None:
+        """Adds the sums of other chunks."""
+        self.of_pairs += other.of_pairs
+        self.of_states += other.of_states
+        self.of_rewards += other.of_rewards
+
+    def lags(self, log: Log) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """For each lag k: the rows t whose window reaches t + k, those rows t + k, and γ^k w."""
+        times, pairs = log.times, log.states * self.actions + log.actions
+        here = np.arange(len(log))
+        end = np.minimum(
+            here - times + (times // WINDOW + 1) * WINDOW, np.repeat(log.offsets[1:], log.lengths)
+        )
+        for k in range(WINDOW):
+            here = here[here + k < end[here]]
+            if not len(here):
+                return
+            yield here, here + k, self.discount**k * self.weights[pairs[here], pairs[here + k]]
+
+    def targets(self, log: Log, q: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """[N] the target of each row."""
+        following = np.where(log.terminal, 0.0, v[np.where(log.terminal, 0, log.next_states)])
+        found = q[log.states, log.actions]
+        delta = log.rewards + self.discount * following - found
+        for here, there, coefficient in self.lags(log):
+            found[here] += coefficient * delta[there]
+        return found
+
+
+class MarginalizedInfluence:
+    """Influences of the episodes on a fitted value with marginalized targets; see `estimate`."""
+
+    def __init__(
+        self, sums: MarginalizedSums, fitted: Fit, lam: np.ndarray, value: float, episodes: int
+    ) -> None:
+        self.sums, self.fitted, self.lam, self.value = sums, fitted, lam, value
+        self.influence = Influence(episodes)
+
+    def update(self, log: Log, first: int | None = None) -> None:
+        """Adds a chunk, its episodes numbered from `first`."""
+        q, v = self.fitted.q, self.fitted.v
+        error = self.sums.targets(log, q, v) - q[log.states, log.actions]
+        start = v[log.states[log.offsets[:-1]]]
+        self.influence.add(start - self.value + log.sums(self.lam[log.states, log.actions] * error), first)
+
+    def merge(self, other: MarginalizedInfluence) -> None:
+        """Adds the influences of other chunks."""
+        self.influence.merge(other.influence)
+
+
+class MarginalizedBackup(Backup):
+    """The backup with marginalized targets, from sums that one pass over the log has gathered.
+
+    Args:
+        gather: shows the whole log to an accumulator and returns it.
+        counts, model, pi, traces, discount: as for `Backup`.
+    """
+
+    def __init__(
+        self,
+        gather: Callable[[Any], Any],
+        counts: Counts,
+        model: Model,
+        pi: np.ndarray,
+        traces: np.ndarray,
+        discount: float,
+    ) -> None:
+        self.gather, self.counts, self.model, self.pi, self.discount = gather, counts, model, pi, discount
+        self.visits: Any = counts.whole.visits
+        self.sums: MarginalizedSums = gather(
+            MarginalizedSums(td_weights(counts, traces, discount), discount)
+        )
+
+    def __call__(self, q: np.ndarray) -> np.ndarray:
+        """Q after one backup; pairs that the log never took keep their value."""
+        ahead = self.discount * self.sums.of_states @ self.values(q)
+        change = (self.sums.of_rewards + ahead - self.sums.of_pairs @ q.ravel()).reshape(q.shape)
+        return q + np.where(self.visits > 0, change / np.maximum(self.visits, 1), 0.0)
+
+    def transposed(self, y: np.ndarray) -> np.ndarray:
+        """[S, A] the linear part of the backup, transposed, times `y`, on the pairs of the log."""
+        per_visit = (y / np.maximum(self.visits, 1)).ravel()
+        ahead = self.pi * (self.discount * per_visit @ self.sums.of_states)[:, None]
+        total = y + ahead - (per_visit @ self.sums.of_pairs).reshape(y.shape)
+        return np.where(self.visits > 0, total, 0.0)
+
+    def influence(self, fitted: Fit, lam: np.ndarray, value: float, first: int = 0) -> Influence:
+        """Influences of the episodes; see `estimate`."""
+        empty = MarginalizedInfluence(self.sums, fitted, lam, value, self.counts.episodes)
+        return self.gather(empty).influence
+
+
+def _add(table: np.ndarray, cell: np.ndarray, values: np.ndarray) -> None:
+    table += np.bincount(cell, values, minlength=table.size).reshape(table.shape)
+
+
 def estimate(fitted: Fit, backup: Backup) -> Estimate:
     """The value Σ starts · V with its influence, in one more pass.
 
@@ -190,7 +310,9 @@ def estimate(fitted: Fit, backup: Backup) -> Estimate:
     lam[support] = solution / n[support] * counts.episodes
     value = float(starts @ fitted.v)
     influence = backup.influence(fitted, lam, value)
-    return Estimate(value, influence.groups(), bias_bound=fitted.residual / (1 - backup.discount))
+    return Estimate(
+        value, influence.groups(), bias_bound=fitted.residual / (1 - backup.discount), model_share=1.0
+    )
 
 
 def td_weights(counts: Counts, traces: np.ndarray, discount: float) -> np.ndarray:
@@ -293,23 +415,19 @@ def sampled_targets(
 ) -> Float[Array, "B T"]:
     """The target of each step: multi-step with `traces`, or marginalized with `weights`.
 
-    Weights are a table [N, N] to be looked up as `traces` are, or one matrix [T, T] for each sequence.
+    Weights are one matrix [T, T] for each sequence.
     """
 
     def one(row: Steps, matrix: Array | None) -> Array:
         discounts = jnp.where(row.terminal, 0.0, discount)
         common = (q[row.here], v[row.following], row.rewards, discounts)
-        if weights is None:
+        if matrix is None:
             return targets.multi_step(
                 *common, traces[row.here], row.truncated, valid=row.valid, stop_gradient=False
             )
-        if matrix is None:
-            matrix = weights[row.here[:, None], row.here[None, :]]
         return targets.marginalized(*common, matrix, row.truncated, valid=row.valid, stop_gradient=False)
 
-    given = weights if weights is not None and weights.ndim == 3 else None
-    found = jax.vmap(one)(steps, given)
-    return jnp.where(steps.valid, found, 0.0)
+    return jnp.where(steps.valid, jax.vmap(one)(steps, weights), 0.0)
 
 
 @eqx.filter_jit

@@ -257,14 +257,28 @@ class ImportanceSums:
         if self.robust:
             span = float(self.maxima["errors"].sum())
             unseen = self.unseen_steps(span)
-            found["doubly-robust"] = mean(s["robust"], unseen)
+            found["doubly-robust"] = self._with_tail(mean(s["robust"], unseen), model)
             if weight > 0:
                 weighted = self._over_time(s["error"], s["base"], span)
                 bound = max(weighted.bias_bound, unseen if self.heavy else 0.0)
-                found["weighted-doubly-robust"] = replace(weighted, bias_bound=bound)
+                weighted = replace(weighted, bias_bound=bound)
+                found["weighted-doubly-robust"] = self._with_tail(weighted, model)
                 if model is not None:
                     found |= self.blends(model.influence, bound)
         return found
+
+    def _first(self) -> np.ndarray:
+        """[G] influence of the starts on the critic's mean value of them."""
+        start = float(self.sums["base"].sum() / self.episodes)
+        return (self.sums["base"] - self.sums["size"] * start) * (self.groups / self.episodes)
+
+    def _with_tail(self, estimate: Estimate, model: Estimate | None) -> Estimate:
+        """A doubly robust estimate with the error of its critic, in as far as nothing corrects it: after truncated steps."""
+        share = float(np.clip(self.sums["tail"] / self.episodes, 0.0, 1.0).max())
+        if model is None or share == 0:
+            return estimate
+        influence = estimate.influence + share * (model.influence - self._first())
+        return replace(estimate, influence=influence, model_share=share)
 
     def tail_index(self) -> float:
         """ξ of a generalised Pareto tail of the episode weights; from 1/2 up they have no variance.
@@ -374,8 +388,20 @@ class ImportanceSums:
         chosen = int(np.argmax(low <= high))
         left = bias_bound * lengths[chosen] / max(self.kept, 1)
         return {
-            "magic": Estimate(float(share @ value), psi @ share, ess, bias_bound=float(share @ bias)),
-            "slope": Estimate(float(value[chosen]), psi[:, chosen], ess, bias_bound=left),
+            "magic": Estimate(
+                float(share @ value),
+                psi @ share,
+                ess,
+                bias_bound=float(share @ bias),
+                model_share=float(share @ left_to_critic[lengths]),
+            ),
+            "slope": Estimate(
+                float(value[chosen]),
+                psi[:, chosen],
+                ess,
+                bias_bound=left,
+                model_share=float(left_to_critic[lengths[chosen]]),
+            ),
         }
 
     def distribution(self, level: float, weighted: bool = True) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from scipy.stats import chi2, norm
 
 from marginax.offline.certainty_equivalence import Model
 from marginax.offline.features import Features, Pairs
@@ -24,7 +25,7 @@ MOST = 2_000_000  # rows that are enough for the test
 
 @dataclass(frozen=True)
 class MarkovTest:
-    """The sum of squares that the past explains, in standard deviations above its expectation under chance.
+    """The sum of squares that the past explains: how far beyond chance it is, in standard deviations of a normal variable.
 
     Attributes:
         score: standard deviations.
@@ -98,8 +99,7 @@ class MarkovSums:
         degrees = int((cells[used] - 1).sum())
         if not degrees:
             return MarkovTest(0.0, 0)
-        statistic = float((between[used] / spread[used]).sum())
-        return MarkovTest((statistic - degrees) / float(np.sqrt(2 * degrees)), degrees)
+        return _scored(float((between[used] / spread[used]).sum()), degrees)
 
 
 def markov_of_observations(pairs: Pairs, delta: np.ndarray, seed: int) -> MarkovTest:
@@ -148,5 +148,9 @@ def markov_of_observations(pairs: Pairs, delta: np.ndarray, seed: int) -> Markov
     if not degrees:
         return MarkovTest(0.0, 0)
     total = vectors[:, good].T @ by_episode.sum(axis=0)
-    statistic = float((total**2 / values[good]).sum())
-    return MarkovTest((statistic - degrees) / float(np.sqrt(2 * degrees)), degrees)
+    return _scored(float((total**2 / values[good]).sum()), degrees)
+
+
+def _scored(statistic: float, degrees: int) -> MarkovTest:
+    """A χ² statistic as standard deviations of a normal variable that is as rarely exceeded."""
+    return MarkovTest(float(-norm.ppf(max(chi2.sf(statistic, degrees), 1e-300))), degrees)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -221,12 +222,13 @@ def evaluate_tabular(passes: Passes, policy: Policy, request: Request) -> Evalua
     estimates = {name: estimates[name] for name in ESTIMATORS if name in estimates and name in asked}
 
     check = calibration(whole, mu) if how != "estimated" else None
-    room = unsupported_room(model, sums)
+    never = unreachable(whole, mu, model, how)
+    room, unreached = (unsupported_room(mass, model, sums) for mass in (model.unsupported, never))
     target, visits = model.occupancy.ravel(), np.asarray(whole.visits)
     diagnostics = diagnostics_of(sums, how, check, weighing.markov.result(), request)
-    diagnostics |= _pairs(visits, model) | {"unreachable": unreachable(whole, mu, model, how)}
+    diagnostics |= _pairs(visits, model) | {"unreachable": never}
     return conclude(
-        intervals(estimates, sums, request, how, room),
+        intervals(estimates, sums, request, how, room, unreached),
         estimates,
         sums,
         diagnostics,
@@ -374,12 +376,12 @@ def _fitted(
     retrace = clip_ratios(np.divide(pi, mu, out=np.zeros_like(pi), where=mu > 0))
     found = {}
     for name in request.progress("fitted Q", wanted):
-        weights = None
+        backup: fitted_q.Backup
+        settings = (counts, model, pi, retrace, request.discount)
         if name == "fqe-marginalized":
-            weights = fitted_q.td_weights(counts, retrace, request.discount)
-        backup = passes.backup(
-            fitted_q.Backup(passes.source, counts, model, pi, retrace, request.discount, weights)
-        )
+            backup = fitted_q.MarginalizedBackup(partial(passes.gather, "fitted Q"), *settings)
+        else:
+            backup = passes.backup(fitted_q.Backup(passes.source, *settings))
         found[name] = fitted_q.estimate(backup.solve(), backup)
     return found
 
@@ -389,13 +391,14 @@ def with_zero(rewards: tuple[float, float]) -> tuple[float, float]:
     return min(rewards[0], 0.0), max(rewards[1], 0.0)
 
 
-def unsupported_room(model: Model, sums: ImportanceSums) -> tuple[float, float]:
-    """How much lower and higher the value may be if what was never seen has any value that the rewards permit."""
-    if model.unsupported == 0:
+def unsupported_room(mass: float, model: Model, sums: ImportanceSums) -> tuple[float, float]:
+    """How much lower and higher the value may be if π, with discounted probability `mass`, does what was never seen, and that
+    has any value that the rewards permit."""
+    if mass == 0:
         return 0.0, 0.0
     low, high = sums.value_range()
     below, above = max(model.default_value - low, 0.0), max(high - model.default_value, 0.0)
-    return model.unsupported * below, model.unsupported * above
+    return mass * below, mass * above
 
 
 def unreachable(counts: EmpiricalMDP, mu: np.ndarray | None, model: Model, how: str) -> float:
@@ -422,22 +425,27 @@ def intervals(
     request: Request,
     how: str,
     room: tuple[float, float] = (0.0, 0.0),
+    unreached: tuple[float, float] = (0.0, 0.0),
 ) -> dict[str, Answer]:
-    """Step 5: intervals of all estimates, with `room` for those that rest on a model, and the bound where it applies."""
+    """Step 5: intervals of all estimates, and the bound where it applies.
+
+    Pairs that the log never took leave `room` below and above for what rests on a model. What rests on ratios has to leave
+    `unreached` for those that the behaviour policy never takes.
+    """
     possible = sums.value_range()
     bound = None
     if how == "logged" and np.isfinite(possible).all():
         bound = concentration(sums.sums["lower"], sums.sums["upper"], possible, level=request.level)
     answers = {}
     for name, estimate in estimates.items():
-        rests_on_support = ESTIMATORS[name][0] in ("marginalized", "fitted Q") and name not in STATE_RATIOS
-        rests_on_support &= ESTIMATORS[name][1] == "bootstraps"
+        share = estimate.model_share
+        below, above = (share * own + (1 - share) * other for own, other in zip(room, unreached, strict=True))
         found = answer(
             name,
             estimate,
             level=request.level,
             seed=request.seed,
-            room=room if rests_on_support else (0.0, 0.0),
+            room=(below, above),
             bound=bound if name == "per-decision-is" else None,
         )
         answers[name] = within(found, possible)

@@ -46,6 +46,7 @@ class Estimate:
         influence: [G] to first order the error is the mean of these (independent) entries.
         ess: effective sample size, where weights make one meaningful.
         ess_of: what `ess` counts, `episodes` or `transitions`.
+        model_share: share of the value that is left to a model of the log's pairs, and open where it has none.
         bias_bound: what resampling cannot show, to be added on both sides. Where one episode carries most of a
             self-normalised average, that average hardly varies, and says nothing of what others would give; where weights
             average far less than 1, the episodes that matter were not drawn.
@@ -56,6 +57,7 @@ class Estimate:
     ess: float | None = None
     ess_of: str = "episodes"
     bias_bound: float = 0.0
+    model_share: float = 0.0
 
 
 class Influence:

@@ -23,6 +23,10 @@ from marginax.statistics import Interval
 
 LOST = 0.2  # discounted probability of leaving the support above which nothing is said
 FAINT = 0.01  # the same, below which it is not worth a word
+NARROWER = 0.6  # a width relative to the usual choice's from which another is taken: the narrowest of several is often too narrow
+SPARSE = (
+    10.0  # effective episodes that will do if the states leave something out: the interval has room for few
+)
 APART = 1.96  # standard errors of the difference of two estimates on the same episodes
 EPISODES = ("weighted-doubly-robust", "weighted-per-decision-is", "per-decision-is")
 _MODELS = ("marginalized", "fitted Q")  # kinds that rest on the states, once truncation is bootstrapped
@@ -66,6 +70,9 @@ def judge(
     possible = [answers[n] for n in EPISODES if n in answers]
     possible = [a for a in possible if a.truncation == "bootstraps" or not stops]
     episodes = possible[0] if possible and weights_fine else None
+    spare = (
+        possible[0] if possible and not suspicious and d["ess"] >= SPARSE else None
+    )  # if nothing else is left
     model = next((answers[n] for n in preferred if n in answers), None) if lost <= LOST else None
     states = [answers[n] for n in STATE_RATIOS if n in answers and not suspicious]
     states = [a for a in states if a.ess is not None and a.ess >= FEW][:1]
@@ -94,7 +101,7 @@ def judge(
                     "Either the states leave out something that matters (then only importance sampling is right), or the "
                     "behaviour probabilities are wrong (then only the former is)."
                 )
-        if episodes is None:
+        if spare is None:
             text.append(
                 "Only importance sampling does without that, and "
                 + (
@@ -104,9 +111,9 @@ def judge(
                 )
             )
             return Verdict("cannot tell", None, tuple(text))
-        status, chosen = "caution", episodes
+        status, chosen = "caution", spare
         text.append(
-            f"Take {episodes.name}, which does not rest on the states: {d['ess']:.0f} effective episodes."
+            f"Take {spare.name}, which does not rest on the states: {d['ess']:.0f} effective episodes."
         )
     else:
         candidates = [*resting, *([episodes] if episodes is not None else [])]
@@ -115,7 +122,8 @@ def judge(
                 f"The weights leave {d['ess']:.0f} effective episodes, too few for importance sampling alone."
             )
             return Verdict("cannot tell", None, tuple(text))
-        chosen = min(candidates, key=lambda a: a.interval.width * (1.0 if a is model else 1.1))
+        usual = model if model is not None and lost <= FAINT else (*states, *candidates)[0]
+        chosen = min(candidates, key=lambda a: a.interval.width * (1.0 if a is usual else 1 / NARROWER))
     span = float(d["span"])
     if span > 0 and chosen.interval.width > span:
         text.append(
@@ -169,8 +177,7 @@ def _agreeing(
         others = [a for a in (episodes,) if a is not None]
     if others:
         text.append(
-            f"Take {chosen.name}: it has the narrowest interval, and {others[0].name}, which rests on other assumptions, agrees "
-            f"({others[0].value:.4g})."
+            f"Take {chosen.name}: {others[0].name}, which rests on other assumptions, agrees ({others[0].value:.4g})."
         )
         return "trust"
     if chosen is episodes:

@@ -1,0 +1,215 @@
+"""What the verdict makes of hidden states, missing support, wrong probabilities and impossible values."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import marginax as mx
+from marginax.offline import Log, evaluate
+from marginax.offline.certainty_equivalence import Counts, certainty_equivalence
+from marginax.offline.markov import MarkovSums
+from marginax.offline.results import Estimate
+from marginax.offline.verdict import difference_score
+from reference.offline_logs import GAMMA, garnet_log
+
+NAMES = ("weighted-per-decision-is", "weighted-doubly-robust", "certainty-equivalence")
+
+
+def two_rows(episodes, seed, hide=True):
+    """Two rows of six cells: the action chooses the next row (3/4), the row pays ±1, and the log may hide it."""
+    p, r = np.zeros((12, 2, 12)), np.zeros((12, 2))
+    for x in range(12):
+        column, row = divmod(x, 2)
+        r[x] = 1.0 if row == 0 else -1.0
+        for a in range(2):
+            for other in range(2):
+                if column < 5:
+                    p[x, a, 2 * (column + 1) + other] = 0.75 if other == a else 0.25
+    start = np.r_[0.5, 0.5, np.zeros(10)]
+    mdp = mx.TabularMDP(p, r, 0.98, initial=start, reward_std=np.full((12, 2), 0.3))
+    pi, mu = np.tile([0.3, 0.7], (12, 1)), np.tile([0.6, 0.4], (12, 1))
+    batch = mx.trajectories.sample(mdp, mu, jax.random.key(seed), episodes=episodes, horizon=10)
+    log, truth = Log.from_trajectories(batch), float(mdp.initial @ mdp.v_values(pi))
+    if hide:
+        log, pi = replace(log, states=log.states // 2, next_states=log.next_states // 2), pi[::2]
+    return log, pi, truth
+
+
+def test_hidden_states_are_noticed_and_the_recommendation_moves():
+    wrong = moved = 0
+    for seed in range(8):
+        log, pi, truth = two_rows(400, seed)
+        result = evaluate(log, pi, discount=0.98, estimators=NAMES)
+        wrong += truth in result.answers["certainty-equivalence"].interval
+        assert result.diagnostics["markov_fails"]
+        assert result.verdict.status != "trust"
+        if result.verdict.estimator is not None:
+            moved += 1
+            assert result.verdict.estimator == "weighted-doubly-robust"
+            assert truth in result.answers["weighted-doubly-robust"].interval
+        assert "The states leave out something that matters" in result.verdict.text[0]
+    assert wrong == 0
+    assert moved >= 6
+    for seed in range(4):  # the same log with the row in its states
+        log, pi, _ = two_rows(400, seed, hide=False)
+        assert not evaluate(log, pi, discount=0.98, estimators=NAMES).diagnostics["markov_fails"]
+
+
+def test_the_markov_test_seldom_fails_on_markov_data():
+    scores = []
+    mdp, pi, mu, _ = garnet_log(0)
+    for seed in range(30):
+        batch = mx.trajectories.sample(mdp, mu, jax.random.key(seed), episodes=200, horizon=20)
+        log = Log.from_trajectories(batch)
+        counts = Counts(5, 3)
+        counts.update(log)
+        sums, parts = (MarkovSums(certainty_equivalence(counts.whole, pi, GAMMA)) for _ in range(2))
+        sums.update(log)
+        for half in (np.arange(100), np.arange(100, 200)):
+            part = MarkovSums(sums.model)
+            part.update(log.select(half))
+            parts.merge(part)
+        assert parts.result().score == pytest.approx(sums.result().score)
+        scores.append(sums.result().score)
+    assert abs(np.mean(scores)) < 1.0
+    assert max(scores) < 3.5
+
+
+def test_paired_differences_are_sharper_than_intervals():
+    rng = np.random.default_rng(0)
+    shared, own = rng.normal(size=500), 0.1 * rng.normal(size=500)
+    a, b = Estimate(1.0, shared), Estimate(1.05, shared + own)
+    assert abs(difference_score(a, b)) > 5  # the intervals, ±0.09, overlap widely
+    assert difference_score(a, b, room=0.1) == 0.0
+    assert difference_score(a, Estimate(1.0, shared[:10])) is None
+
+
+def test_what_was_never_seen_may_be_as_bad_as_rewards_permit():
+    """The log never takes the second action; in truth it leads to -1 for ever, and the log has seen a -1 once in a while."""
+    rng = np.random.default_rng(0)
+    episodes = []
+    for _ in range(200):
+        n = rng.geometric(0.1)
+        rewards = np.where(rng.random(n) < 0.1, -1.0, 0.5)
+        episodes.append(
+            {
+                "states": [0] * n,
+                "actions": [0] * n,
+                "rewards": rewards,
+                "terminal": True,
+                "behaviour": [1.0] * n,
+            }
+        )
+    pi = np.array([[0.97, 0.03]])
+    result = evaluate(Log.from_episodes(episodes), pi, discount=0.9, estimators=NAMES)
+    # V = 0.97 (0.35 + 0.9·0.9 V) + 0.03·(-10)
+    truth = (0.97 * 0.35 - 0.3) / (1 - 0.97 * 0.81)
+    assert truth in result.answers["certainty-equivalence"].interval
+    assert result.verdict.status != "trust"
+
+
+def test_values_that_rewards_do_not_permit_are_cut_and_flagged():
+    """Few episodes with large weights: importance sampling says more than any policy can earn."""
+    rng = np.random.default_rng(3)
+    actions = rng.random(40) < 0.2
+    log = Log.from_episodes(
+        [
+            {
+                "states": [0],
+                "actions": [int(a)],
+                "rewards": [1.0 - 0.1 * i % 1],
+                "terminal": True,
+                "behaviour": [0.02 if a else 0.98],
+            }
+            for i, a in enumerate(actions)
+        ]
+    )
+    result = evaluate(
+        log, [[0.1, 0.9]], discount=0.0, estimators=["per-decision-is", "weighted-per-decision-is"]
+    )
+    assert result.answers["per-decision-is"].value == 1.0
+    assert result.answers["per-decision-is"].beyond
+    assert not result.answers["weighted-per-decision-is"].beyond
+    assert any("per-decision-is went beyond what rewards from" in note for note in result.notes)
+
+
+def test_a_truncated_log_is_compared_with_its_own_policy():
+    """Logged for a few steps only, both policies are compared by values that bootstrap; the exact difference is in the interval."""
+    mdp, pi, mu, _ = garnet_log(4)
+    batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=500, horizon=4)
+    result = evaluate(batch, pi, discount=GAMMA)
+    assert result.diagnostics["tail_behaviour"] > 0.05
+    exact = float(mdp.initial @ (mdp.v_values(pi) - mdp.v_values(mu)))
+    assert exact in result.advantage
+    own = float(mdp.initial @ mdp.v_values(mu))
+    assert abs(result.diagnostics["behaviour_value"] - own) < 0.3
+    assert abs(result.behaviour.value - own) > abs(result.diagnostics["behaviour_value"] - own)
+
+
+def test_the_distribution_of_returns():
+    """With the log's own policy it is that of the log; with another, that of episodes drawn from it."""
+    mdp, pi, mu, _ = garnet_log(5)
+
+    def draw(policy, seed, episodes):
+        batch = mx.trajectories.sample(mdp, policy, jax.random.key(seed), episodes=episodes, horizon=100)
+        return Log.from_trajectories(batch)
+
+    log = draw(mu, 0, 3000)
+    same = evaluate(log, mu, discount=GAMMA, estimators=["per-decision-is"]).diagnostics["returns"]
+    for one, other in zip(same["target"]["quantiles"], same["behaviour"]["quantiles"], strict=True):
+        np.testing.assert_allclose([*one.values()], [*other.values()], atol=0.02)
+    found = evaluate(log, pi, discount=GAMMA, estimators=["per-decision-is"]).diagnostics["returns"]["target"]
+    fresh = draw(pi, 1, 20_000)
+    returns = fresh.sums(GAMMA**fresh.times * fresh.rewards)
+    for entry in found["quantiles"]:
+        share_low, share_high = (returns <= entry["low"]).mean(), (returns <= entry["high"]).mean()
+        assert share_low - 0.02 <= entry["share"] <= share_high + 0.02
+    for entry in found["cvar"]:
+        worst = np.sort(returns)[: int(entry["share"] * len(returns))].mean()
+        assert entry["low"] - 0.1 <= worst <= entry["high"] + 0.1
+
+
+def test_magic_and_slope_lie_between_the_critic_and_doubly_robust():
+    _, pi, _, log = garnet_log(6, episodes=300)
+    answers = evaluate(log, pi, discount=GAMMA).answers
+    ends = sorted([answers["weighted-doubly-robust"].value, answers["certainty-equivalence"].value])
+    for name in ("magic", "slope"):
+        assert ends[0] - 0.1 <= answers[name].value <= ends[1] + 0.1
+        assert answers[name].error <= 1.2 * answers["weighted-doubly-robust"].error
+    log, pi, truth = two_rows(400, 0)  # where the critic is biased, MAGIC goes with the weights
+    answers = evaluate(log, pi, discount=0.98).answers
+    assert abs(answers["magic"].value - truth) < 0.5 * abs(answers["certainty-equivalence"].value - truth)
+
+
+def test_state_ratios_lose_nothing_where_an_action_was_missed_by_chance():
+    """Twelve actions that all do the same, taken uniformly: the log misses some of them somewhere, and logged probabilities say so."""
+    rng = np.random.default_rng(0)
+    p = np.repeat(rng.dirichlet(np.ones(6), size=6)[:, None], 12, axis=1) * 0.95
+    mdp = mx.TabularMDP(
+        p, np.repeat(rng.normal(size=(6, 1)), 12, axis=1), 0.9, reward_std=np.full((6, 12), 0.1)
+    )
+    mu = np.full((6, 12), 1 / 12)
+    pi = rng.dirichlet(np.ones(12), size=6)
+    batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=12, horizon=12)
+    result = evaluate(batch, pi, discount=0.9)
+    truth = float(mdp.initial @ mdp.v_values(pi))
+    assert result.diagnostics["unsupported"] > 0.02
+    assert result.diagnostics["unreachable"] == 0.0
+    for name in ("state-ratio", "doubly-robust-state-ratio"):
+        assert abs(result.answers[name].value - truth) < 4 * result.answers[name].error, name
+
+
+@pytest.mark.slow
+def test_wrong_propensities_of_observations_are_noticed():
+    from test_observations import QUICK, log_of, softmax
+
+    log = log_of(softmax(0.5), episodes=150, steps=20)
+    names = ("per-decision-is", "certainty-equivalence")
+    right = evaluate(log, softmax(0.8), discount=0.9, estimators=names, training=QUICK)
+    assert not right.diagnostics["behaviour_suspicious"]
+    wrong = replace(log, behaviour=np.full(len(log), 1 / 3))
+    result = evaluate(wrong, softmax(0.8), discount=0.9, estimators=names, training=QUICK)
+    assert result.diagnostics["behaviour_suspicious"]
+    assert "do not match how often" in result.verdict.text[0]
