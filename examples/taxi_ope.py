@@ -84,35 +84,28 @@ def main() -> None:
     )
     parser.add_argument("--episodes", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="folder for the reports; none are written if omitted")
+    parser.add_argument("--out", type=Path, help="folder for the report; none is written if omitted")
     arguments = parser.parse_args()
     mdp = mx.problems.from_gymnasium("Taxi-v4", discount=DISCOUNT)
     behaviour, policies = candidates(mdp)
     with tempfile.TemporaryDirectory() as folder:
         dataset = log_agent(Path(folder), behaviour, arguments.episodes, arguments.seed)
-        results = {}
-        for name, policy in policies.items():
-            result = mx.offline.evaluate(dataset, policy, discount=DISCOUNT)
-            results[name] = result
-            exact = float(mdp.initial @ mdp.v_values(policy))
+        ranking = mx.offline.evaluate(dataset, policies, discount=DISCOUNT)
+        for name, result in ranking.policies.items():
+            exact = float(mdp.initial @ mdp.v_values(policies[name]))
             print(f"\n{name}: exact value {exact:.3f}")
             print(f"  {'estimator':<26} {'value':>8}   95% interval")
             for answer in result.answers.values():
                 low, high = answer.interval.low, answer.interval.high
                 print(f"  {answer.name:<26} {answer.value:8.3f}   {low:8.3f} to {high:8.3f}")
             print("  " + " ".join(result.verdict.text))
-            if arguments.out is not None:
-                print(f"  report: {mx.offline.write_report(result, arguments.out / name)}")
-    logged = next(iter(results.values())).behaviour
+        if arguments.out is not None:
+            print(f"report: {mx.offline.write_report(ranking, arguments.out)}")
+    logged = next(iter(ranking.policies.values())).behaviour
     print(
         f"\nThe logged agent earned {logged.value:.3f} (exact {float(mdp.initial @ mdp.v_values(behaviour)):.3f})."
     )
-    told = {name: r.answers[r.verdict.estimator] for name, r in results.items() if r.verdict.estimator}
-    if told:
-        best = max(told, key=lambda name: told[name].interval.low)
-        print(f"Choose: {best}, worth at least {told[best].interval.low:.3f} with 97.5% confidence.")
-    else:
-        print("The log cannot tell the candidates apart: collect more of it.")
+    print(" ".join(ranking.text))
 
 
 if __name__ == "__main__":
