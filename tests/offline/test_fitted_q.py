@@ -1,5 +1,7 @@
 """Fitted Q evaluation and the two saddle points, against fixed points, one another and the jackknife."""
 
+import copy
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,8 +17,18 @@ def backup_of(log, pi, traces, *, weights=False):
     counts = Counts(5, 3)
     counts.update(log)
     model = certainty_equivalence(counts.whole, pi, GAMMA)
-    kind = fitted_q.MarginalizedBackup if weights else fitted_q.Backup
-    return kind(open_data(log), counts, model, pi, traces, GAMMA)
+    if not weights:
+        return fitted_q.Backup(open_data(log), counts, model, pi, traces, GAMMA)
+
+    def gather(empty):
+        half = log.num_episodes // 2
+        parts = [copy.deepcopy(empty) for _ in range(2)]
+        parts[0].update(log.select(np.arange(half)), 0)
+        parts[1].update(log.select(np.arange(half, log.num_episodes)), half)
+        parts[0].merge(parts[1])
+        return parts[0]
+
+    return fitted_q.MarginalizedBackup(gather, counts, model, pi, traces, GAMMA)
 
 
 def test_retrace_fit_is_the_fixed_point_of_averaged_targets():
@@ -65,7 +77,7 @@ def test_the_marginalized_backup_is_the_mean_of_sampled_targets(monkeypatch):
     _, pi, mu, log = garnet_log(2, episodes=40)
     backup = backup_of(log, pi, mx.traces.retrace(pi, mu), weights=True)
     rng = np.random.default_rng(0)
-    q, y = rng.normal(size=(5, 3)), rng.normal(size=(5, 3))
+    q, y = rng.normal(size=(2, 5, 3)) * (backup.visits > 0)
     v, pairs = (pi * q).sum(axis=1), log.states * 3 + log.actions
     expected = np.empty(len(log))
     for i in range(log.num_episodes):
@@ -76,11 +88,11 @@ def test_the_marginalized_backup_is_the_mean_of_sampled_targets(monkeypatch):
                 v[np.where(log.terminal[rows], 0, log.next_states[rows])],
                 log.rewards[rows],
                 np.where(log.terminal[rows], 0.0, GAMMA),
-                backup.weights[np.ix_(pairs[rows], pairs[rows])],
+                backup.sums.weights[np.ix_(pairs[rows], pairs[rows])],
             )
-    _, found = next(backup.targets(q))
+    found = backup.sums.targets(log, q, v)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-    mean = np.bincount(pairs, found, minlength=15) / np.bincount(pairs, minlength=15)
+    mean = np.bincount(pairs, found, minlength=15) / np.maximum(np.bincount(pairs, minlength=15), 1)
     np.testing.assert_allclose(backup(q).ravel(), mean, rtol=1e-9)
     linear = backup(q) - backup(np.zeros((5, 3)))
     np.testing.assert_allclose((y * linear).sum(), (backup.transposed(y) * q).sum(), rtol=1e-9)

@@ -258,9 +258,7 @@ class MarginalizedBackup(Backup):
     ) -> None:
         self.gather, self.counts, self.model, self.pi, self.discount = gather, counts, model, pi, discount
         self.visits: Any = counts.whole.visits
-        self.sums: MarginalizedSums = gather(
-            MarginalizedSums(td_weights(counts, traces, discount), discount)
-        )
+        self.sums: MarginalizedSums = gather(MarginalizedSums(td_weights(counts, traces, discount), discount))
 
     def __call__(self, q: np.ndarray) -> np.ndarray:
         """Q after one backup; pairs that the log never took keep their value."""
