@@ -59,7 +59,7 @@ def test_a_saved_agent_is_a_gaussian_around_its_actor(tmp_path):
 
     layers = [(np.full((3, 1), 0.2, np.float32), np.zeros(1, np.float32))]
     saved = Policy(layers, np.array([-2.0]), np.array([2.0]), 0.1, "Pendulum-v1")
-    saved.save(tmp_path / "policy.npz")
+    saved.save(tmp_path / "policy-a-seed-0.npz")
     policy = load_policy(tmp_path)
     observations = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
     mean, std = policy(observations)
@@ -70,7 +70,8 @@ def test_a_saved_agent_is_a_gaussian_around_its_actor(tmp_path):
     ):
         policy(observations[:, :2])
     with pytest.raises(ValueError, match="there is no policy"):
-        load_policy(tmp_path.parent)
+        (tmp_path / "empty").mkdir()
+        load_policy(tmp_path / "empty")
 
 
 @pytest.mark.parametrize(
