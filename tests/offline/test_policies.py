@@ -69,8 +69,8 @@ def test_a_saved_agent_is_a_gaussian_around_its_actor(tmp_path):
         ValueError, match=r"takes observations of 3 numbers, and those of the log have shape \(2,\)"
     ):
         policy(observations[:, :2])
+    (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="there is no policy"):
-        (tmp_path / "empty").mkdir()
         load_policy(tmp_path / "empty")
 
 
