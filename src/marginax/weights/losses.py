@@ -1,4 +1,4 @@
-r"""TD weights with function approximation: three losses on one sequence, for anyone's JAX code.
+r"""TD weights with function approximation: losses on one sequence, for anyone's JAX code.
 
 Each loss takes what the networks say on the pairs $(x_t, a_t)$ of a sequence that starts at $(x_0, a_0)$, and
 returns a scalar to differentiate; `jax.vmap` and a mean make batches. Whether the networks also see the start
@@ -10,6 +10,7 @@ length T knows nothing of later times, so traces count as zero from T on: the we
 the T-step operator, $w = E[C_\tau \mid x_0, a_0, x_\tau, a_\tau, \tau < T]$, and of the paper's as T grows.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -65,6 +66,95 @@ def regression(
     products, reached = cumulative(traces, cut)
     error = jnp.where(reached, weights - products, 0)
     return jnp.sum(_powers(discounts, cut) * error**2)
+
+
+def deviance(
+    scores: Float[Array, "*shape"], products: Float[Array, "*shape"], power: float, shift: float = 0.0
+) -> Float[Array, "*shape"]:
+    r"""A loss of $u = e^f$ on products of traces C that is least, on average, at their mean.
+
+    $$\frac{C u^{1-p}}{p-1} + \frac{u^{2-p}}{2-p}, \qquad \frac{C}{u} + \log u \text{ for } p = 2, \qquad
+    u - C \log u \text{ for } p = 1$$
+
+    Its derivative by u is $u^{-p}(u - C)$, so for every power p the mean of C is its only stationary point: p = 0 is
+    least squares, p = 1 Poisson's deviance, p = 2 the gamma deviance, which is free of scale, and 1 < p < 2 Tweedie's.
+    Products have heavy tails, and large u should count less: p well above 0. For p = 2 a product of zero
+    leaves the loss unbounded below. A positive `shift` s compares u + s to C + s. The mean stays where it is, the
+    loss is bounded for any p, and its derivative by f is no steeper than C / s.
+
+    Args:
+        scores: f.
+        products: C, not negative.
+        power: p, at most 2.
+        shift: s; must be positive for p = 2 if a product may be zero.
+
+    >>> deviance(jnp.log(jnp.array([1.0, 2.0, 4.0])), jnp.full(3, 2.0), power=2)
+    Array([2.       , 1.6931472, 1.8862944], dtype=float32)
+    """
+    if shift:
+        scores, products = jnp.logaddexp(scores, jnp.log(shift)), products + shift
+    if power == 1:
+        return jnp.exp(scores) - products * scores
+    if power == 2:
+        return products * jnp.exp(-scores) + scores
+    return products * jnp.exp((1 - power) * scores) / (power - 1) + jnp.exp((2 - power) * scores) / (
+        2 - power
+    )
+
+
+def path_deviance(
+    scores: Float[Array, "T"],
+    traces: Float[Array, "T"],
+    discounts: Float[Array, "T"],
+    truncated: Bool[Array, "T"] | None = None,
+    *,
+    power: float = 1.0,
+    mixture: float = 1.0,
+    shift: float = 0.01,
+    bootstrap: Float[Array, "T"] | None = None,
+) -> Float[Array, ""]:
+    r"""The loss of $u(x_t \mid x_0, a_0) = e^{f_t}$, the mean product of the traces on the way to $x_t$.
+
+    $$\sum_{t \ge 2} \gamma^t\, d_p\bigl(f_t, G_t\bigr), \qquad
+    G_{t+1} = c_t \bigl((1 - \kappa)\, u(x_t) + \kappa\, G_t\bigr), \qquad G_1 = 1$$
+
+    The mixture κ = 1 is regression on the products $c_1 \cdots c_{t-1}$ themselves. κ = 0 is reverse-time TD, which
+    bootstraps from the state before and needs no product; gradients do not flow through it. With clips above 1 it needs
+    a bounded and delayed $u(x_t)$ to bootstrap from: no product exceeds $\\bar c^{t-1}$, but a bootstrapped one may. Under a Markov behaviour policy
+    $w = u\,c$ away from the start pair, so the last trace need not be learned. The decay λ of the traces is known as
+    well: leave it out here, and multiply by $\lambda^t$ where u is used.
+
+    Args:
+        scores: $f_t$; at t = 0 and 1 no trace lies on the way, u is 1, and they are not read.
+        traces: $c(x_t, a_t)$.
+        discounts: γ, or 0 where step `t` ended the episode.
+        truncated: Steps after which the sequence does not go on.
+        power: p of `deviance`.
+        mixture: κ.
+        shift: s of `deviance`.
+        bootstrap: $u(x_t)$ to bootstrap from, of a target network; when omitted $e^{f_t}$.
+
+    >>> traces, discounts = jnp.array([9.0, 0.5, 0.5, 9.0]), jnp.ones(4)
+    >>> f = jnp.log(jnp.array([1.0, 1.0, 0.5, 0.25]))
+    >>> bool(jnp.abs(jax.grad(path_deviance)(f, traces, discounts)).max() < 1e-6)
+    True
+    """
+    cut = _cuts(discounts, truncated)
+    reached = cumulative(traces, cut)[1]
+    known = jnp.arange(len(scores)) < 2
+    scores = jnp.where(known | ~reached, 0, scores)
+    traces = jnp.where(reached, traces, 0)
+
+    def step(product: Array, each: tuple[Array, Array]) -> tuple[Array, Array]:
+        trace, u = each
+        return trace * ((1 - mixture) * u + mixture * product), product
+
+    one = jnp.ones_like(scores[0])
+    u = jnp.exp(scores) if bootstrap is None else bootstrap
+    u = jax.lax.stop_gradient(jnp.where(known | ~reached, 1, u))
+    _, products = jax.lax.scan(step, one, (traces[1:], u[1:]), unroll=min(16, len(scores)))
+    each = deviance(scores, jnp.concatenate([one[None], products]), power, shift)
+    return jnp.sum(_powers(discounts, cut) * jnp.where(known | ~reached, 0, each))
 
 
 def saddle_point(

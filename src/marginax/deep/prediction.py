@@ -1,0 +1,718 @@
+r"""Policy evaluation with networks: many operators learn $Q^\pi$ from the same replayed sequences, in one program.
+
+The policies are fixed, so the data do not depend on what is learned: all settings of a seed share one buffer and one
+batch of sequences. Learning goes in *phases*. Each begins with fresh trajectories of the behaviour policy and a new
+target network; both stay for the whole phase, so the target network is evaluated once for every state of the buffer.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from marginax.deep.weight_network import PathNetwork
+from marginax.simulators.accelerated import Game, restart
+from marginax.traces import clip_ratios
+from marginax.weights import losses
+
+OPERATORS = ("one-step", "retrace", "tree-backup", "q-lambda", "peng", "vtrace", "marginalized")
+Policy = Callable[[Float[Array, "batch *shape"]], Float[Array, "batch A"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """An operator with its decay λ and clip c̄ (infinite where the operator has none).
+
+    >>> Setting("retrace", 0.9, 2.0)
+    Setting(operator='retrace', decay=0.9, clip=2.0)
+    """
+
+    operator: str
+    decay: float = 1.0
+    clip: float = np.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightLoss:
+    """How the mean product of traces u is learned: see `marginax.weights.losses.path_deviance`.
+
+    Attributes:
+        power: 0 is least squares, 1 Poisson's deviance, 2 the gamma deviance.
+        mixture: 1 is regression on products of traces, 0 reverse-time TD, between them a mixture.
+        timed: Whether u also sees the time since the start.
+        average: Share of the old running average of the network that each update keeps. Credit is taken, and
+            reverse-time TD bootstraps, from the average.
+        learning_rate: Of Adam.
+
+    >>> WeightLoss().power
+    1.0
+    """
+
+    power: float = 1.0
+    mixture: float = 1.0
+    timed: bool = False
+    average: float = 0.999
+    learning_rate: float = 3e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Everything about the program but the operators.
+
+    >>> Sizes(phases=3, period=100).updates
+    300
+    """
+
+    phases: int = 12
+    """Target networks, each with trajectories of its own."""
+    period: int = 1000
+    """Updates of a phase."""
+    reports: int = 4
+    """Errors measured in each phase."""
+    environments: int = 512
+    """Copies of the simulator."""
+    steps: int = 128
+    """Steps of each copy in a phase."""
+    length: int = 16
+    """Steps of a replayed sequence."""
+    batch: int = 128
+    """Sequences of an update."""
+    filters: int = 16
+    units: int = 128
+    learning_rate: float = 3e-4
+    """Of Adam, for Q, at first."""
+    last_rate: float = 1.0
+    """Share of it that is left at the end, after a linear decay."""
+    burn_in: int = 256
+    """Steps of the behaviour policy before the first that is kept."""
+    pairs: int = 256
+    """Held-out pairs."""
+    rollouts: int = 512
+    """Monte Carlo returns for each of them."""
+    horizon: int = 256
+    """Steps of a Monte Carlo return."""
+    probes: int = 64
+    """Held-out pairs from which the variance of targets is measured."""
+    repeats: int = 16
+    """Sequences from each of those."""
+
+    @property
+    def updates(self) -> int:
+        return self.phases * self.period
+
+
+class Network(eqx.Module):
+    """A 3 × 3 convolution, a layer of units, a linear output; on patches, so that many agents are one product.
+
+    >>> network = Network((10, 10, 4), 3, filters=8, units=16, key=jax.random.key(0))
+    >>> network(patches(jnp.zeros((5, 10, 10, 4)))).shape
+    (5, 3)
+    """
+
+    filters: Float[Array, "patch filters"]
+    dense: Float[Array, "features units"]
+    out: Float[Array, "units outputs"]
+    biases: tuple[Array, Array, Array]
+
+    def __init__(self, shape: Sequence[int], outputs: int, *, filters: int, units: int, key: Array) -> None:
+        features = (shape[0] - 2) * (shape[1] - 2) * filters
+        first, second, third = jax.random.split(key, 3)
+        self.filters = _glorot(first, 9 * shape[2], filters)
+        self.dense = _glorot(second, features, units)
+        self.out = 0.1 * _glorot(third, units, outputs)
+        self.biases = (jnp.zeros(filters), jnp.zeros(units), jnp.zeros(outputs))
+
+    def features(self, seen: Float[Array, "batch places patch"]) -> Float[Array, "batch units"]:
+        planes = jax.nn.relu(seen @ self.filters + self.biases[0])
+        return jax.nn.relu(planes.reshape(*planes.shape[:-2], -1) @ self.dense + self.biases[1])
+
+    def __call__(self, seen: Float[Array, "batch places patch"]) -> Float[Array, "batch outputs"]:
+        return self.features(seen) @ self.out + self.biases[2]
+
+
+def _glorot(key: Array, inputs: int, outputs: int) -> Array:
+    return jax.random.normal(key, (inputs, outputs)) * (2 / inputs) ** 0.5
+
+
+def patches(observations: Array) -> Array:
+    """All 3 × 3 patches of `[..., rows, columns, planes]`, as `[..., places, 9 planes]`.
+
+    >>> patches(jnp.zeros((2, 10, 10, 4))).shape
+    (2, 64, 36)
+    """
+    rows, columns = observations.shape[-3] - 2, observations.shape[-2] - 2
+    parts = [observations[..., i : i + rows, j : j + columns, :] for i in range(3) for j in range(3)]
+    return jnp.concatenate(parts, -1).reshape(*observations.shape[:-3], rows * columns, -1)
+
+
+def epsilon_greedy(network: Network, epsilon: float) -> Policy:
+    """The greedy policy of a network, mixed with the uniform one.
+
+    >>> network = Network((10, 10, 4), 2, filters=8, units=16, key=jax.random.key(0))
+    >>> epsilon_greedy(network, 0.5)(jnp.zeros((1, 10, 10, 4))).sum()
+    Array(1., dtype=float32)
+    """
+
+    def policy(observations: Array) -> Array:
+        q = network(patches(observations))
+        return (1 - epsilon) * jax.nn.one_hot(q.argmax(-1), q.shape[-1]) + epsilon / q.shape[-1]
+
+    return policy
+
+
+class Sequences(NamedTuple):
+    """Steps of the behaviour policy; the last axis of all but the states is time, and states have one more.
+
+    Attributes:
+        observations: In bytes: what the games show is 0 or 1.
+        actions: `a_t`.
+        rewards: `r_t`.
+        ended: Whether step t ended the episode.
+        pi: Target probabilities at every state.
+        mu: Behaviour probability of `a_t`.
+    """
+
+    observations: Array
+    actions: Int[Array, "*batch T"]
+    rewards: Float[Array, "*batch T"]
+    ended: Bool[Array, "*batch T"]
+    pi: Float[Array, "*batch T+1 A"]
+    mu: Float[Array, "*batch T"]
+
+
+def rollout(
+    game: Game, pi: Policy, mu: Policy, states: Any, key: Array, steps: int, actions: Array | None = None
+) -> tuple[Any, Sequences]:
+    """Steps of the behaviour policy in many copies of a game, episode after episode.
+
+    Args:
+        game: The game.
+        pi: Target policy, whose probabilities are noted.
+        mu: Behaviour policy.
+        states: `[copies]`.
+        key: A JAX random key.
+        steps: Steps of each copy.
+        actions: First actions `[copies]`, if they are given.
+
+    Returns:
+        The states at the end, and the sequences `[copies, steps]`.
+    """
+
+    def observe(states: Any) -> Array:
+        return jax.vmap(game.observe)(states)
+
+    def step(states: Any, each: tuple[Array, Array]) -> tuple[Any, Sequences]:
+        key, number = each
+        act_key, step_key, reset_key = jax.random.split(key, 3)
+        observations = observe(states)
+        behaviour = mu(observations)
+        chosen = jax.random.categorical(act_key, jnp.log(behaviour))
+        if actions is not None:
+            chosen = jnp.where(number == 0, actions, chosen)
+        probability = jnp.take_along_axis(behaviour, chosen[:, None], 1)[:, 0]
+        copies = len(chosen)
+        states, rewards, ended = jax.vmap(game.step)(jax.random.split(step_key, copies), states, chosen)
+        fresh = jax.vmap(lambda key, state, over: restart(game, key, state, over))
+        states = fresh(jax.random.split(reset_key, copies), states, ended)
+        seen = Sequences(
+            observations.astype(jnp.uint8), chosen, rewards, ended, pi(observations), probability
+        )
+        return states, seen
+
+    states, seen = jax.lax.scan(step, states, (jax.random.split(key, steps), jnp.arange(steps)))
+    seen = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), seen)
+    last = observe(states)
+    return states, seen._replace(
+        observations=jnp.concatenate([seen.observations, last[:, None].astype(jnp.uint8)], 1),
+        pi=jnp.concatenate([seen.pi, pi(last)[:, None]], 1),
+    )
+
+
+class Truth(NamedTuple):
+    """Held-out pairs and their values by Monte Carlo.
+
+    Attributes:
+        observations: Of the pairs' states.
+        actions: Of the pairs.
+        values: Mean return of the target policy after the pair.
+        errors: Standard errors of those means.
+        probes: Sequences of the behaviour policy from some of the pairs, `[pairs, repeats, T]`.
+    """
+
+    observations: Array
+    actions: Int[Array, "pairs"]
+    values: Float[Array, "pairs"]
+    errors: Float[Array, "pairs"]
+    probes: Sequences
+
+
+def truth(game: Game, pi: Policy, mu: Policy, discount: float, sizes: Sizes, key: Array) -> Truth:
+    """Pairs met by the behaviour policy at random times, and what the target policy earns after each of them."""
+    reset_key, play_key, time_key, action_key, return_key, probe_key = jax.random.split(key, 6)
+    states = jax.vmap(game.reset)(jax.random.split(reset_key, sizes.pairs))
+    times = jax.random.randint(time_key, (sizes.pairs,), sizes.burn_in // 2, sizes.burn_in)
+
+    def play(carry: tuple[Any, Any], each: tuple[Array, Array]) -> tuple[tuple[Any, Any], None]:
+        states, kept = carry
+        number, key = each
+        states, _ = rollout(game, pi, mu, states, key, 1)
+        return (states, _where(times == number, states, kept)), None
+
+    numbers = jnp.arange(sizes.burn_in)
+    keys = jax.random.split(play_key, sizes.burn_in)
+    (_, states), _ = jax.lax.scan(play, (states, states), (numbers, keys))
+    observations = jax.vmap(game.observe)(states)
+    actions = jax.random.categorical(action_key, jnp.log(mu(observations)))
+
+    def many(count: int, k: int) -> tuple[Any, Array]:
+        states_, actions_ = jax.tree.map(lambda x: jnp.repeat(x[:k], count, 0), (states, actions))
+        return states_, actions_
+
+    def earn(carry: tuple[Any, Array, Array], key: Array) -> tuple[tuple[Any, Array, Array], Array]:
+        states, alive, chosen = carry
+        step_key, act_key = jax.random.split(key)
+        states, rewards, ended = jax.vmap(game.step)(jax.random.split(step_key, len(chosen)), states, chosen)
+        following = jax.random.categorical(act_key, jnp.log(pi(jax.vmap(game.observe)(states))))
+        return (states, alive & ~ended, following), jnp.where(alive, rewards, 0)
+
+    copies, first = many(sizes.rollouts, sizes.pairs)
+    keys = jax.random.split(return_key, sizes.horizon)
+    _, rewards = jax.lax.scan(earn, (copies, jnp.ones(len(first), bool), first), keys)
+    powers = discount ** jnp.arange(sizes.horizon)
+    returns = jnp.tensordot(powers, rewards, 1).reshape(sizes.pairs, sizes.rollouts)
+    states_, actions_ = many(sizes.repeats, sizes.probes)
+    _, probes = rollout(game, pi, mu, states_, probe_key, sizes.length, actions_)
+    probes = jax.tree.map(lambda x: x.reshape(sizes.probes, sizes.repeats, *x.shape[1:]), probes)
+    spread = returns.std(1, ddof=1) / sizes.rollouts**0.5
+    return Truth(observations, actions, returns.mean(1), spread, probes)
+
+
+def _where(mask: Array, new: Any, old: Any) -> Any:
+    """Row by row, in every array of a tree."""
+    return jax.tree.map(lambda x, y: jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, y), new, old)
+
+
+class Coefficients(NamedTuple):
+    """The settings as arrays, one entry each: what makes seven operators one formula.
+
+    Attributes:
+        decay: λ.
+        clip: c̄.
+        by_ratio: Traces are ratios, clipped; otherwise `by_pi` or constant.
+        by_pi: Traces are target probabilities (tree backup).
+        on_states: Errors are taken at V (Peng's Q(λ), V-trace).
+        late: The last trace is the clipped ratio alone (V-trace).
+        weighted: Credit is λ^t u c (marginalized).
+    """
+
+    decay: Array
+    clip: Array
+    by_ratio: Array
+    by_pi: Array
+    on_states: Array
+    late: Array
+    weighted: Array
+
+
+def coefficients(settings: Sequence[Setting]) -> Coefficients:
+    """The settings as arrays.
+
+    Raises:
+        ValueError: An operator is unknown, λ outside [0, 1] or c̄ not positive.
+
+    >>> coefficients([Setting("peng", 0.9)]).decay
+    array([0.9], dtype=float32)
+    """
+    for k, each in enumerate(settings):
+        if each.operator not in OPERATORS:
+            raise ValueError(f"settings[{k}].operator must be one of {OPERATORS}, got {each.operator!r}")
+        if not 0 <= each.decay <= 1 or not each.clip > 0:
+            raise ValueError(
+                f"settings[{k}] must have a decay in [0, 1] and a positive clip, got {each.decay} and {each.clip}"
+            )
+
+    def flags(*operators: str) -> np.ndarray:
+        return np.array([each.operator in operators for each in settings])
+
+    return Coefficients(
+        np.array([0.0 if s.operator == "one-step" else s.decay for s in settings], np.float32),
+        np.array([s.clip for s in settings], np.float32),
+        flags("retrace", "vtrace", "marginalized"),
+        flags("tree-backup"),
+        flags("peng", "vtrace"),
+        flags("vtrace"),
+        flags("marginalized"),
+    )
+
+
+def credit(one: Coefficients, pi: Array, mu: Array, u: Array) -> Float[Array, "T"]:
+    """What an error at each step of a sequence counts for its first pair, without the discount.
+
+    Args:
+        one: One setting.
+        pi: Target probabilities of the actions taken, `[T]`.
+        mu: Behaviour probabilities, `[T]`.
+        u: Mean products of clipped ratios on the way to each step, `[T]`; read by `marginalized` only.
+
+    >>> one = jax.tree.map(lambda x: x[0], coefficients([Setting("retrace", 0.9, 1.0)]))
+    >>> credit(one, jnp.array([1.0, 0.5, 0.2]), jnp.array([1.0, 0.5, 0.4]), jnp.ones(3))
+    Array([1.   , 0.9  , 0.405], dtype=float32)
+    """
+    ratio = clip_ratios(pi / mu, one.clip)
+    trace = one.decay * jnp.where(one.by_ratio, ratio, jnp.where(one.by_pi, pi, 1.0))
+    products = jnp.cumprod(trace.at[0].set(1.0))
+    before = jnp.concatenate([jnp.ones(1), products[:-1]])
+    times = jnp.arange(len(pi))
+    marginal = one.decay**times * u * ratio
+    later = jnp.where(one.weighted, marginal, jnp.where(one.late, before * ratio, products))
+    return jnp.where(times == 0, 1.0, later)
+
+
+def first_target(
+    one: Coefficients, credits: Array, q: Array, v: Array, rewards: Array, discounts: Array
+) -> Float[Array, ""]:
+    r"""The operator's target for the first pair of a sequence.
+
+    $$r_0 + \gamma V(x_1) + \sum_{t \ge 1} \gamma^t D_t \bigl(r_t + \gamma V(x_{t+1}) - Q(x_t,a_t)\bigr)$$
+
+    with $V(x_t)$ in the place of $Q(x_t,a_t)$ for Peng's Q(λ) and V-trace.
+
+    Args:
+        one: One setting.
+        credits: $D_t$.
+        q: $Q(x_t, a_t)$, `[T]`.
+        v: $V(x_t) = Q(x_t, π)$, `[T+1]`.
+        rewards: $r_t$.
+        discounts: γ, or 0 where step t ended the episode.
+
+    >>> one = jax.tree.map(lambda x: x[0], coefficients([Setting("peng", 1.0)]))
+    >>> two = jnp.ones(2)
+    >>> first_target(one, two, two, jnp.ones(3), two, 0.5 * two)
+    Array(1.75, dtype=float32)
+    """
+    errors = rewards + discounts * v[1:] - jnp.where(one.on_states, v[:-1], q)
+    powers = jnp.cumprod(discounts)[:-1]
+    return rewards[0] + discounts[0] * v[1] + jnp.sum(powers * credits[1:] * errors[1:])
+
+
+class Agents(NamedTuple):
+    """What learning changes, for all settings of one seed."""
+
+    q: Network
+    q_optimiser: Any
+    u: list[PathNetwork]
+    u_average: list[PathNetwork]
+    u_optimiser: Any
+    states: Any
+
+
+class Evaluation(NamedTuple):
+    """What was measured, `[phases, reports, settings]` or `[phases, settings]`; a diverged setting is not finite.
+
+    Attributes:
+        errors: RMSE of Q on the held-out pairs over the standard deviation of their true values; what Monte Carlo
+            adds to the square, the mean square of its standard errors, is taken off.
+        variances: Variance of targets given the pair, over the variance of the true values.
+        credits: Mean of Σ_t γ^t D_t.
+        weights: Mean and largest u after the start, `[phases, networks, clips, 2]`.
+    """
+
+    errors: Array
+    variances: Array
+    credits: Array
+    weights: Array
+
+
+def program(
+    game: Game,
+    settings: Sequence[Setting],
+    weight_losses: Sequence[WeightLoss],
+    users: Sequence[int],
+    *,
+    discount: float,
+    sizes: Sizes,
+) -> tuple[Callable, Callable]:
+    """Two pure functions for one seed: `init(mu, key)` makes agents, `phase(pi, mu, truth, agents, key)` trains them.
+
+    Args:
+        game: The game.
+        settings: The operators.
+        weight_losses: How u is learned, one network for each and for each clip of `marginalized`.
+        users: Which of them each setting uses, `[settings]`; any number for the other operators.
+        discount: γ.
+        sizes: Sizes.
+    """
+    check(settings, weight_losses, users, sizes)
+    arrays, length = coefficients(settings), sizes.length
+    clips = sorted({s.clip for s in settings if s.operator == "marginalized"})
+    places = np.array([clips.index(s.clip) if s.operator == "marginalized" else 0 for s in settings])
+    chosen = np.asarray(users)
+    rate = sizes.learning_rate
+    adam = optax.adam(optax.linear_schedule(rate, sizes.last_rate * rate, sizes.updates))
+    shape = {"filters": sizes.filters, "units": sizes.units}
+
+    def make_q(key: Array) -> Network:
+        return Network(game.observation_shape, game.num_actions, **shape, key=key)
+
+    def make_u(key: Array, timed: bool) -> PathNetwork:
+        trunk_key, head_key = jax.random.split(key)
+        trunk = Network(game.observation_shape, 1, **shape, key=trunk_key)
+        start, times = sizes.units + game.num_actions, length if timed else 0
+        return PathNetwork(sizes.units, start, (sizes.units,), key=head_key, trunk=trunk, length=times)
+
+    def init(mu: Policy, key: Array) -> Agents:
+        q_key, u_key, reset_key, burn_key = jax.random.split(key, 4)
+        # One network for all settings of a seed at first, so that only the operator differs.
+        first = make_q(q_key)
+        q = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(settings), *x.shape)), first)
+        u = []
+        for loss in weight_losses:
+            one = make_u(u_key, loss.timed)
+            u.append(jax.tree.map(lambda x: jnp.broadcast_to(x, (len(clips), *x.shape)), one))
+        states = jax.vmap(game.reset)(jax.random.split(reset_key, sizes.environments))
+
+        def burn(states: Any, key: Array) -> tuple[Any, None]:
+            return rollout(game, mu, mu, states, key, 1)[0], None
+
+        states, _ = jax.lax.scan(burn, states, jax.random.split(burn_key, sizes.burn_in))
+        return Agents(q, jax.vmap(adam.init)(q), u, u, [jax.vmap(optax.adam(1.0).init)(each) for each in u], states)
+
+    def look_up(networks: Network, data: Sequences) -> tuple[Array, Array]:
+        """Q(x_t, a_t) `[settings, copies, T]` and V(x_t) `[settings, copies, T+1]` of all settings."""
+
+        def at(each: tuple[Array, Array]) -> tuple[Array, Array]:
+            observations, pi = each
+            q = jax.vmap(lambda network: network(patches(observations.astype(jnp.float32))))(networks)
+            return q, jnp.sum(q * pi, -1)
+
+        q, v = jax.lax.map(at, (jnp.moveaxis(data.observations, 1, 0), jnp.moveaxis(data.pi, 1, 0)))
+        q, v = jnp.moveaxis(q, 0, 2), jnp.moveaxis(v, 0, 2)
+        return jnp.take_along_axis(q[:, :, :-1], data.actions[None, ..., None], -1)[..., 0], v
+
+    def taken(data: Sequences) -> Array:
+        return jnp.take_along_axis(data.pi[..., :-1, :], data.actions[..., None], -1)[..., 0]
+
+    def log_u(network: PathNetwork, data: Sequences) -> Array:
+        """log u `[batch, T]`; 0 at the first two steps, where no trace lies on the way."""
+        seen = jnp.concatenate([data.observations[:, :1], data.observations[:, 2:length]], 1)
+        features = network.trunk.features(patches(seen.astype(jnp.float32)))
+        action = jax.nn.one_hot(data.actions[:, 0], game.num_actions)
+        later = network(features[:, 1:], jnp.concatenate([features[:, 0], action], -1))
+        return jnp.concatenate([jnp.zeros((len(later), 2)), later], 1)
+
+    def weight_loss(network: PathNetwork, clip: Array, u: Array, loss: WeightLoss, data: Sequences) -> Array:
+        ratios = clip_ratios(taken(data) / data.mu, clip)
+        discounts = jnp.where(data.ended, 0.0, discount)
+        options = {"power": loss.power, "mixture": loss.mixture}
+        each = jax.vmap(lambda f, c, d, u: losses.path_deviance(f, c, d, **options, bootstrap=u))
+        return jnp.mean(each(log_u(network, data), ratios, discounts, u))
+
+    def average_u(networks: list[PathNetwork], data: Sequences) -> list[Array]:
+        """u `[clips, batch, T]` of each weight loss."""
+        return [bounded(jax.vmap(lambda n: log_u(n, data))(network)) for network in networks]
+
+    def bounded(scores: Array) -> Array:
+        """u `[clips, batch, T]`: no more than the clip allows."""
+        most = jnp.log(jnp.asarray(clips))[:, None, None] * jnp.maximum(jnp.arange(length) - 1, 0)
+        return jnp.exp(jnp.minimum(scores, most))
+
+    def all_credits(data: Sequences, u: list[Array]) -> Array:
+        """`[settings, batch, T]`."""
+        each_u = jnp.stack(u)[chosen, places] if u else jnp.ones((len(settings), *data.mu.shape))
+        per_sequence = jax.vmap(credit, (None, 0, 0, 0))
+        return jax.vmap(per_sequence, (0, None, None, 0))(arrays, taken(data), data.mu, each_u)
+
+    def all_targets(credits: Array, q: Array, v: Array, data: Sequences) -> Array:
+        discounts = jnp.where(data.ended, 0.0, discount)
+        per_sequence = jax.vmap(first_target, (None, 0, 0, 0, 0, 0))
+        return jax.vmap(per_sequence, (0, 0, 0, 0, None, None))(
+            arrays, credits, q, v, data.rewards, discounts
+        )
+
+    def u_step(agents: Agents, values: list[Array], data: Sequences) -> tuple[list, list, list]:
+        """One step of all weight networks, of their averages and of their optimisers."""
+        networks, averages, optimisers = [], [], []
+        olds = zip(weight_losses, agents.u, agents.u_average, agents.u_optimiser, values, strict=True)
+        for loss, network, average, state, u in olds:
+            gradient_of = jax.vmap(lambda n, c, u, loss=loss: jax.grad(weight_loss)(n, c, u, loss, data))
+            gradients = gradient_of(network, jnp.asarray(clips), u)
+            moves, state = jax.vmap(optax.adam(loss.learning_rate).update)(gradients, state)
+            network = optax.apply_updates(network, moves)
+            keep = loss.average
+            average = jax.tree.map(lambda old, new, k=keep: k * old + (1 - k) * new, average, network)
+            networks.append(network)
+            averages.append(average)
+            optimisers.append(state)
+        return networks, averages, optimisers
+
+    def measure(network: Network, true: Truth) -> Array:
+        q = network(patches(true.observations))
+        value = jnp.take_along_axis(q, true.actions[:, None], 1)[:, 0]
+        square = jnp.mean((value - true.values) ** 2 - true.errors**2)
+        return jnp.sqrt(jnp.maximum(square, 0)) / true.values.std()
+
+    def probe(agents: Agents, true: Truth) -> tuple[Array, Array, Array]:
+        data = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), true.probes)
+        q, v = look_up(agents.q, data)
+        u = average_u(agents.u_average, data)
+        credits = all_credits(data, u)
+        targets = all_targets(credits, q, v, data).reshape(len(settings), sizes.probes, sizes.repeats)
+        discounts = jnp.where(data.ended, 0.0, discount)
+        powers = jnp.concatenate([jnp.ones((len(discounts), 1)), jnp.cumprod(discounts, 1)[:, :-1]], 1)
+        spread = targets.var(-1, ddof=1).mean(-1) / true.values.var()
+        sizes_of_u = (
+            jnp.stack([jnp.stack([x[..., 2:].mean((1, 2)), x[..., 2:].max((1, 2))], -1) for x in u])
+            if u
+            else jnp.zeros(0)
+        )
+        return spread, jnp.mean(jnp.sum(powers * credits, -1), -1), sizes_of_u
+
+    def phase(
+        pi: Policy, mu: Policy, true: Truth | None, agents: Agents, key: Array
+    ) -> tuple[Agents, Evaluation | None]:
+        play_key, draw_key = jax.random.split(key)
+        states, data = rollout(game, pi, mu, agents.states, play_key, sizes.steps)
+        q_table, v_table = look_up(agents.q, data)
+
+        def update(agents: Agents, key: Array) -> tuple[Agents, None]:
+            copy_key, start_key = jax.random.split(key)
+            copies = jax.random.randint(copy_key, (sizes.batch, 1), 0, sizes.environments)
+            starts = jax.random.randint(start_key, (sizes.batch, 1), 0, sizes.steps - length + 1)
+            times = starts + jnp.arange(length + 1)
+            batch = Sequences(
+                *(x[copies, times if k in (0, 4) else times[:, :-1]] for k, x in enumerate(data))
+            )
+            q, v = q_table[:, copies, times[:, :-1]], v_table[:, copies, times]
+            values = average_u(agents.u_average, batch)
+            u = u_step(agents, values, batch)
+            targets = all_targets(all_credits(batch, values), q, v, batch)
+            seen = patches(batch.observations[:, 0].astype(jnp.float32))
+
+            def loss(network: Network, target: Array) -> Array:
+                value = jnp.take_along_axis(network(seen), batch.actions[:, :1], 1)[:, 0]
+                return jnp.mean((value - target) ** 2)
+
+            gradients = jax.vmap(jax.grad(loss))(agents.q, targets)
+            moves, q_optimiser = jax.vmap(adam.update)(gradients, agents.q_optimiser)
+            return Agents(optax.apply_updates(agents.q, moves), q_optimiser, *u, states), None
+
+        def between_reports(agents: Agents, keys: Array) -> tuple[Agents, Array]:
+            agents, _ = jax.lax.scan(update, agents, keys)
+            if true is None:
+                return agents, jnp.zeros(0)
+            return agents, jax.vmap(measure, (0, None))(agents.q, true)
+
+        keys = jax.random.split(draw_key, (sizes.reports, sizes.period // sizes.reports))
+        agents, errors = jax.lax.scan(between_reports, agents._replace(states=states), keys)
+        return agents, None if true is None else Evaluation(errors, *probe(agents, true))
+
+    return init, phase
+
+
+def check(
+    settings: Sequence[Setting], weight_losses: Sequence[WeightLoss], users: Sequence[int], sizes: Sizes
+) -> None:
+    """Raises ValueError for settings that cannot be run.
+
+    >>> check([Setting("retrace", 1.0, 4.0)], [], [0], Sizes(length=70))
+    Traceback (most recent call last):
+    ...
+    ValueError: settings[0]: products of 69 traces of up to 4 overflow single precision; ...
+    """
+    coefficients(settings)
+    if not 3 <= sizes.length <= sizes.steps:
+        raise ValueError(
+            f"sizes.length must lie between 3 and the {sizes.steps} steps of a phase, got {sizes.length}"
+        )
+    if sizes.reports < 1 or sizes.period % sizes.reports:
+        raise ValueError(
+            f"sizes.period must be a multiple of sizes.reports, got {sizes.period} and {sizes.reports}"
+        )
+    if len(users) != len(settings):
+        raise ValueError(f"users must have one entry for each of {len(settings)} settings, got {len(users)}")
+    for k, (each, user) in enumerate(zip(settings, users, strict=True)):
+        if each.operator == "marginalized" and not 0 <= user < len(weight_losses):
+            raise ValueError(f"users[{k}] must be one of {len(weight_losses)} weight losses, got {user}")
+        finite = np.isfinite(each.clip) and each.operator in ("retrace", "vtrace", "marginalized")
+        if finite and (sizes.length - 1) * np.log(each.clip) > np.log(np.finfo(np.float32).max):
+            raise ValueError(
+                f"settings[{k}]: products of {sizes.length - 1} traces of up to {each.clip:g} overflow single "
+                "precision; take a lower clip or shorter sequences"
+            )
+
+
+def check_policies(game: Game, pi: Policy, mu: Policy, key: Array, *, steps: int = 64) -> None:
+    """Raises ValueError unless both are distributions over the game's actions and μ covers π, on some 256 copies' way.
+
+    >>> from marginax.simulators.accelerated import make
+    >>> def left(observations):
+    ...     return jnp.tile(jnp.array([1.0, 0.0, 0.0]), (len(observations), 1))
+    >>> def uniform(observations):
+    ...     return jnp.full((len(observations), 3), 1 / 3)
+    >>> check_policies(make("catch"), uniform, left, jax.random.key(0))
+    Traceback (most recent call last):
+    ...
+    ValueError: mu must be positive wherever pi is, got mu = 0 and pi = 0.333333 for action 1 ...
+    """
+    states = jax.vmap(game.reset)(jax.random.split(key, 256))
+    first = jax.vmap(game.observe)(states)
+    for name, policy in (("pi", pi), ("mu", mu)):
+        shape = np.shape(policy(first))
+        if shape != (256, game.num_actions):
+            raise ValueError(
+                f"{name} must give {game.num_actions} probabilities for each observation of {game.name}, "
+                f"got shape {shape} for 256 observations"
+            )
+    _, data = rollout(game, mu, mu, states, key, steps)
+    seen = data.observations.reshape(-1, *game.observation_shape).astype(jnp.float32)
+    tables = {name: np.asarray(policy(seen)) for name, policy in (("pi", pi), ("mu", mu))}
+    for name, table in tables.items():
+        wrong = ~(np.isfinite(table).all(1) & (table >= 0).all(1) & (np.abs(table.sum(1) - 1) < 1e-4))
+        if wrong.any():
+            k = int(wrong.argmax())
+            raise ValueError(
+                f"{name} must be a distribution over {game.num_actions} actions, got {table[k]} for observation {k}"
+            )
+    k, a = (
+        int(i)
+        for i in np.unravel_index(((tables["mu"] == 0) & (tables["pi"] > 0)).argmax(), tables["pi"].shape)
+    )
+    if tables["mu"][k, a] == 0 and tables["pi"][k, a] > 0:
+        raise ValueError(
+            f"mu must be positive wherever pi is, got mu = 0 and pi = {tables['pi'][k, a]:g} for action {a} "
+            f"of observation {k} on the way of mu"
+        )
+
+
+def train_policy(
+    game: Game, *, discount: float, sizes: Sizes, phases: int, key: Array, epsilons: tuple[float, float]
+) -> Network:
+    """A network to make policies of: Retrace, each phase towards what is greedy at its start.
+
+    Args:
+        game: The game.
+        discount: γ.
+        sizes: Of the program; `phases` is not read.
+        phases: How often the policy improves.
+        key: A JAX random key.
+        epsilons: ε of the target policy and of the behaviour policy.
+    """
+    init, phase = program(game, [Setting("retrace", 0.9, 1.0)], [], [0], discount=discount, sizes=sizes)
+
+    def uniform(observations: Array) -> Array:
+        return jnp.full((len(observations), game.num_actions), 1 / game.num_actions)
+
+    def improve(agents: Agents, key: Array) -> tuple[Agents, None]:
+        network = jax.tree.map(lambda x: x[0], agents.q)
+        pi, mu = (epsilon_greedy(network, epsilon) for epsilon in epsilons)
+        return phase(pi, mu, None, agents, key)[0], None
+
+    first, rest = jax.random.split(key)
+    agents, _ = jax.lax.scan(improve, init(uniform, first), jax.random.split(rest, phases))
+    return jax.tree.map(lambda x: x[0], agents.q)
