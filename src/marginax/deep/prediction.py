@@ -17,7 +17,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from marginax.deep.weight_network import PathNetwork
-from marginax.simulators.accelerated import Game, restart
+from marginax.simulators.accelerated import AcceleratedSimulator as Game
 from marginax.traces import clip_ratios
 from marginax.weights import losses
 
@@ -195,7 +195,7 @@ def rollout(
         game: The game.
         pi: Target policy, whose probabilities are noted.
         mu: Behaviour policy.
-        states: `[copies]`.
+        states: States and observations `[copies]`, as `game.reset` returns them.
         key: A JAX random key.
         steps: Steps of each copy.
         actions: First actions `[copies]`, if they are given.
@@ -204,22 +204,18 @@ def rollout(
         The states at the end, and the sequences `[copies, steps]`.
     """
 
-    def observe(states: Any) -> Array:
-        return jax.vmap(game.observe)(states)
-
     def step(states: Any, each: tuple[Array, Array]) -> tuple[Any, Sequences]:
         key, number = each
         act_key, step_key, reset_key = jax.random.split(key, 3)
-        observations = observe(states)
+        observations = states[1]
         behaviour = mu(observations)
         chosen = jax.random.categorical(act_key, jnp.log(behaviour))
         if actions is not None:
             chosen = jnp.where(number == 0, actions, chosen)
         probability = jnp.take_along_axis(behaviour, chosen[:, None], 1)[:, 0]
         copies = len(chosen)
-        states, rewards, ended = jax.vmap(game.step)(jax.random.split(step_key, copies), states, chosen)
-        fresh = jax.vmap(lambda key, state, over: restart(game, key, state, over))
-        states = fresh(jax.random.split(reset_key, copies), states, ended)
+        states, rewards, ended = _move(game, jax.random.split(step_key, copies), states, chosen)
+        states = jax.vmap(game.restart)(jax.random.split(reset_key, copies), *states, ended)
         seen = Sequences(
             observations.astype(jnp.uint8), chosen, rewards, ended, pi(observations), probability
         )
@@ -227,11 +223,17 @@ def rollout(
 
     states, seen = jax.lax.scan(step, states, (jax.random.split(key, steps), jnp.arange(steps)))
     seen = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), seen)
-    last = observe(states)
+    last = states[1]
     return states, seen._replace(
         observations=jnp.concatenate([seen.observations, last[:, None].astype(jnp.uint8)], 1),
         pi=jnp.concatenate([seen.pi, pi(last)[:, None]], 1),
     )
+
+
+def _move(game: Game, keys: Array, states: Any, actions: Array) -> tuple[Any, Array, Array]:
+    """One step of many copies; there are no time limits, and what ends an episode is its end."""
+    inner, observations, rewards, ended, _ = jax.vmap(game.step)(keys, states[0], actions)
+    return (inner, observations), rewards, ended
 
 
 class Truth(NamedTuple):
@@ -267,7 +269,7 @@ def truth(game: Game, pi: Policy, mu: Policy, discount: float, sizes: Sizes, key
     numbers = jnp.arange(sizes.burn_in)
     keys = jax.random.split(play_key, sizes.burn_in)
     (_, states), _ = jax.lax.scan(play, (states, states), (numbers, keys))
-    observations = jax.vmap(game.observe)(states)
+    observations = states[1]
     actions = jax.random.categorical(action_key, jnp.log(mu(observations)))
 
     def many(count: int, k: int) -> tuple[Any, Array]:
@@ -277,8 +279,8 @@ def truth(game: Game, pi: Policy, mu: Policy, discount: float, sizes: Sizes, key
     def earn(carry: tuple[Any, Array, Array], key: Array) -> tuple[tuple[Any, Array, Array], Array]:
         states, alive, chosen = carry
         step_key, act_key = jax.random.split(key)
-        states, rewards, ended = jax.vmap(game.step)(jax.random.split(step_key, len(chosen)), states, chosen)
-        following = jax.random.categorical(act_key, jnp.log(pi(jax.vmap(game.observe)(states))))
+        states, rewards, ended = _move(game, jax.random.split(step_key, len(chosen)), states, chosen)
+        following = jax.random.categorical(act_key, jnp.log(pi(states[1])))
         return (states, alive & ~ended, following), jnp.where(alive, rewards, 0)
 
     copies, first = many(sizes.rollouts, sizes.pairs)
@@ -481,7 +483,9 @@ def program(
             return rollout(game, mu, mu, states, key, 1)[0], None
 
         states, _ = jax.lax.scan(burn, states, jax.random.split(burn_key, sizes.burn_in))
-        return Agents(q, jax.vmap(adam.init)(q), u, u, [jax.vmap(optax.adam(1.0).init)(each) for each in u], states)
+        return Agents(
+            q, jax.vmap(adam.init)(q), u, u, [jax.vmap(optax.adam(1.0).init)(each) for each in u], states
+        )
 
     def look_up(networks: Network, data: Sequences) -> tuple[Array, Array]:
         """Q(x_t, a_t) `[settings, copies, T]` and V(x_t) `[settings, copies, T+1]` of all settings."""
@@ -650,18 +654,18 @@ def check(
 def check_policies(game: Game, pi: Policy, mu: Policy, key: Array, *, steps: int = 64) -> None:
     """Raises ValueError unless both are distributions over the game's actions and μ covers π, on some 256 copies' way.
 
-    >>> from marginax.simulators.accelerated import make
+    >>> from marginax.simulators import make_accelerated
     >>> def left(observations):
     ...     return jnp.tile(jnp.array([1.0, 0.0, 0.0]), (len(observations), 1))
     >>> def uniform(observations):
     ...     return jnp.full((len(observations), 3), 1 / 3)
-    >>> check_policies(make("catch"), uniform, left, jax.random.key(0))
+    >>> check_policies(make_accelerated("grid/catch"), uniform, left, jax.random.key(0))
     Traceback (most recent call last):
     ...
     ValueError: mu must be positive wherever pi is, got mu = 0 and pi = 0.333333 for action 1 ...
     """
     states = jax.vmap(game.reset)(jax.random.split(key, 256))
-    first = jax.vmap(game.observe)(states)
+    first = states[1]
     for name, policy in (("pi", pi), ("mu", mu)):
         shape = np.shape(policy(first))
         if shape != (256, game.num_actions):

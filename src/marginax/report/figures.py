@@ -32,6 +32,8 @@ OPERATORS = {
     "tree-backup": OperatorStyle("tree backup", "#999999", "P"),
     "importance-sampling": OperatorStyle("importance sampling", "#C8B400", "X"),
     "q-lambda": OperatorStyle("Q(λ)", "#8C6D31", "*"),
+    "peng": OperatorStyle("Peng's Q(λ)", "#CC79A7", "v"),
+    "vtrace": OperatorStyle("V-trace", "#E69F00", "p"),
     "marginalized": OperatorStyle("marginalized", "#1B4F9C", "H"),
     "marginalized-monte-carlo": OperatorStyle("marginalized, Monte Carlo", "#0072B2", "^"),
     "marginalized-certainty-equivalence": OperatorStyle(

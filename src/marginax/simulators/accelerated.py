@@ -59,7 +59,7 @@ class AcceleratedSimulator:
 
 @lru_cache(maxsize=64)
 def make_accelerated(name: str) -> AcceleratedSimulator:
-    """The simulator `gymnax/NAME`: gymnax's classic control, MinAtar, bsuite and small games.
+    """The simulator `gymnax/NAME` (classic control, MinAtar, bsuite, small games), `grid/catch` or `grid/four-rooms`.
 
     Raises:
         ValueError: If the name is unknown.
@@ -72,6 +72,14 @@ def make_accelerated(name: str) -> AcceleratedSimulator:
     import jax.numpy as jnp
 
     family, _, task = name.partition("/")
+    if family == "grid":
+        from marginax.simulators.grids import GRIDS
+
+        if task not in GRIDS:
+            raise ValueError(
+                f"name must be one of {', '.join(f'grid/{each}' for each in GRIDS)}, got {name!r}"
+            )
+        return GRIDS[task]()
     gymnax = optional_import("gymnax", name, extra="accelerator")
     if family != "gymnax" or task not in gymnax.registered_envs:
         known = ", ".join(f"gymnax/{known}" for known in gymnax.registered_envs)

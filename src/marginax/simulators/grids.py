@@ -1,102 +1,13 @@
-"""Simulators with discrete actions that run inside a compiled program, on whatever device the program runs on.
+"""Two small games on grids as pure JAX functions: bsuite's Catch, and Four Rooms with slips and noisy rewards."""
 
-Catch and Four Rooms are ours; classic control, MinAtar and bsuite come from gymnax (`pip install marginax[accelerator]`).
-"""
+from typing import TYPE_CHECKING
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
-State = Any
+from marginax.simulators.accelerated import AcceleratedSimulator
 
-
-class Game(NamedTuple):
-    """A simulator as three pure functions, for one copy of it; `jax.vmap` makes many.
-
-    There are no time limits and no automatic resets: `step` says whether the episode ended, `restart` begins anew.
-
-    Attributes:
-        name: As `make` takes it.
-        num_actions: Actions are 0, …, num_actions - 1.
-        observation_shape: Shape of what `observe` returns.
-        reset: Key → first state of an episode.
-        step: Key, state, action → next state, reward, whether the episode ended.
-        observe: State → observation, in float32.
-
-    >>> game = make("catch")
-    >>> state = game.reset(jax.random.key(0))
-    >>> state, reward, ended = game.step(jax.random.key(1), state, 2)
-    >>> game.observe(state).shape, float(reward), bool(ended)
-    ((10, 5, 2), 0.0, False)
-    """
-
-    name: str
-    num_actions: int
-    observation_shape: tuple[int, ...]
-    reset: Callable[[Array], State]
-    step: Callable[[Array, State, Array], tuple[State, Array, Array]]
-    observe: Callable[[State], Array]
-
-
-def restart(game: Game, key: Array, state: State, ended: Array) -> State:
-    """The state itself, or a first one where the episode ended.
-
-    >>> game = make("catch")
-    >>> bool(restart(game, jax.random.key(0), jnp.array([7, 1, 3]), jnp.array(True))[0] == 0)
-    True
-    """
-    return jax.tree.map(lambda new, old: jnp.where(ended, new, old), game.reset(key), state)
-
-
-def make(name: str) -> Game:
-    """A simulator by name: "catch", "four-rooms", or "gymnax/NAME".
-
-    Raises:
-        ValueError: The name is unknown, or actions are not discrete.
-        ImportError: gymnax is not installed.
-
-    >>> make("four-rooms").num_actions
-    4
-    """
-    if name == "catch":
-        return catch()
-    if name == "four-rooms":
-        return four_rooms()
-    if name.startswith("gymnax/"):
-        return _gymnax(name)
-    raise ValueError(f"name must be 'catch', 'four-rooms' or 'gymnax/NAME', got {name!r}")
-
-
-def catch(rows: int = 10, columns: int = 5) -> Game:
-    """bsuite's Catch: a ball falls, a paddle moves below it; at the bottom the reward is 1 if caught, -1 if not.
-
-    The state is (row of the ball, its column, column of the paddle); the observation has one plane for each of the two.
-
-    >>> catch(rows=4).observation_shape
-    (4, 5, 2)
-    """
-
-    def reset(key: Array) -> Array:
-        return jnp.stack([jnp.int32(0), jax.random.randint(key, (), 0, columns), jnp.int32(columns // 2)])
-
-    def step(key: Array, state: Array, action: Array) -> tuple[Array, Array, Array]:
-        paddle = jnp.clip(state[2] + action - 1, 0, columns - 1)
-        row = state[0] + 1
-        ended = row == rows - 1
-        reward = jnp.where(ended, jnp.where(paddle == state[1], 1.0, -1.0), 0.0)
-        return jnp.stack([row, state[1], paddle]), reward, ended
-
-    def observe(state: Array) -> Array:
-        ball = jnp.outer(jnp.arange(rows) == state[0], jnp.arange(columns) == state[1])
-        paddle = jnp.outer(jnp.arange(rows) == rows - 1, jnp.arange(columns) == state[2])
-        return jnp.stack([ball, paddle], -1).astype(jnp.float32)
-
-    return Game("catch", 3, (rows, columns, 2), reset, step, observe)
-
+if TYPE_CHECKING:
+    from jaxtyping import Array
 
 _ROOMS = (
     "#############",
@@ -115,7 +26,48 @@ _ROOMS = (
 )
 
 
-def four_rooms(slip: float = 0.25, noise: float = 0.1) -> Game:
+def _simulator(
+    name: str, shape: tuple[int, ...], actions: int, limit: int, reset, step
+) -> AcceleratedSimulator:
+    low, high = np.zeros(1, np.float32), np.full(1, actions - 1, np.float32)
+    return AcceleratedSimulator(name, shape, actions, low, high, limit, reset, step)
+
+
+def catch(rows: int = 10, columns: int = 5) -> AcceleratedSimulator:
+    """bsuite's Catch: a ball falls, a paddle moves below it; at the bottom the reward is 1 if caught, -1 if not.
+
+    The state is (row of the ball, its column, column of the paddle). The observation has a plane for each of the two.
+
+    >>> import jax
+    >>> game = catch()
+    >>> state, observation = game.reset(jax.random.key(0))
+    >>> state, observation, reward, terminated, truncated = game.step(jax.random.key(1), state, 2)
+    >>> observation.shape, float(reward), bool(terminated)
+    ((10, 5, 2), 0.0, False)
+    """
+    import jax
+    import jax.numpy as jnp
+
+    def observe(state: "Array") -> "Array":
+        ball = jnp.outer(jnp.arange(rows) == state[0], jnp.arange(columns) == state[1])
+        paddle = jnp.outer(jnp.arange(rows) == rows - 1, jnp.arange(columns) == state[2])
+        return jnp.stack([ball, paddle], -1).astype(jnp.float32)
+
+    def reset(key: "Array") -> tuple["Array", "Array"]:
+        state = jnp.stack([jnp.int32(0), jax.random.randint(key, (), 0, columns), jnp.int32(columns // 2)])
+        return state, observe(state)
+
+    def step(key: "Array", state: "Array", action: "Array") -> tuple["Array", ...]:
+        paddle = jnp.clip(state[2] + action - 1, 0, columns - 1)
+        following = jnp.stack([state[0] + 1, state[1], paddle])
+        ended = following[0] == rows - 1
+        reward = jnp.where(ended, jnp.where(paddle == state[1], 1.0, -1.0), 0.0)
+        return following, observe(following), reward, ended, jnp.zeros((), bool)
+
+    return _simulator("grid/catch", (rows, columns, 2), 3, rows, reset, step)
+
+
+def four_rooms(slip: float = 0.25, noise: float = 0.1, limit: int = 500) -> AcceleratedSimulator:
     """Four Rooms (Sutton, Precup and Singh, 1999): a reward of 1 at the goal, which ends the episode.
 
     With probability `slip` a move goes in a random direction, and every reward carries Gaussian noise of standard
@@ -124,55 +76,34 @@ def four_rooms(slip: float = 0.25, noise: float = 0.1) -> Game:
     >>> four_rooms().observation_shape
     (13, 13, 1)
     """
+    import jax
+    import jax.numpy as jnp
+
     free = np.array([[cell == " " for cell in row] for row in _ROOMS])
-    cells, goal = jnp.asarray(np.argwhere(free)), jnp.array([8, 9])
-    starts = cells[np.flatnonzero((np.asarray(cells) != np.asarray(goal)).any(1))]
+    goal = np.array([8, 9])
+    cells = np.argwhere(free)
+    starts = jnp.asarray(cells[(cells != goal).any(1)])
     open_, moves = jnp.asarray(free), jnp.array([[-1, 0], [0, 1], [1, 0], [0, -1]])
 
-    def reset(key: Array) -> Array:
-        return starts[jax.random.randint(key, (), 0, len(starts))]
+    def observe(place: "Array") -> "Array":
+        plane = jnp.outer(jnp.arange(13) == place[0], jnp.arange(13) == place[1])
+        return plane[..., None].astype(jnp.float32)
 
-    def step(key: Array, state: Array, action: Array) -> tuple[Array, Array, Array]:
-        slips, direction, reward = jax.random.split(key, 3)
+    def reset(key: "Array") -> tuple[tuple["Array", "Array"], "Array"]:
+        place = starts[jax.random.randint(key, (), 0, len(starts))]
+        return (place, jnp.int32(0)), observe(place)
+
+    def step(key: "Array", state: tuple["Array", "Array"], action: "Array") -> tuple:
+        place, time = state
+        slips, direction, luck = jax.random.split(key, 3)
         action = jnp.where(jax.random.uniform(slips) < slip, jax.random.randint(direction, (), 0, 4), action)
-        ahead = state + moves[action]
-        place = jnp.where(open_[ahead[0], ahead[1]], ahead, state)
+        ahead = place + moves[action]
+        place = jnp.where(open_[ahead[0], ahead[1]], ahead, place)
         ended = jnp.all(place == goal)
-        return place, ended + noise * jax.random.normal(reward), ended
+        reward = ended + noise * jax.random.normal(luck)
+        return (place, time + 1), observe(place), reward, ended, (time + 1 >= limit) & ~ended
 
-    def observe(state: Array) -> Array:
-        return jnp.outer(jnp.arange(13) == state[0], jnp.arange(13) == state[1])[..., None].astype(
-            jnp.float32
-        )
-
-    return Game("four-rooms", 4, (13, 13, 1), reset, step, observe)
+    return _simulator("grid/four-rooms", (13, 13, 1), 4, limit, reset, step)
 
 
-def _gymnax(name: str) -> Game:
-    try:
-        import gymnax
-    except ImportError as error:
-        raise ImportError(f"{name!r} needs gymnax ({error}): pip install 'marginax[accelerator]'") from error
-    short = name.removeprefix("gymnax/")
-    if short not in gymnax.registered_envs:
-        known = ", ".join(sorted(gymnax.registered_envs))
-        raise ValueError(f"name {name!r} is not one of gymnax's simulators: {known}")
-    simulator, params = gymnax.make(short)
-    if not hasattr(simulator.action_space(params), "n"):
-        raise ValueError(f"name {name!r} has continuous actions; simulators here have discrete ones")
-
-    def reset(key: Array) -> State:
-        state = simulator.reset_env(key, params)[1]
-        return jax.tree.map(jnp.asarray, state)
-
-    def step(key: Array, state: State, action: Array) -> tuple[State, Array, Array]:
-        _, following, reward, ended, _ = simulator.step_env(key, state, action, params)
-        # Where gymnax mixes Python numbers and arrays, the types of the state stay those of the reset.
-        following = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), following, state)
-        return following, jnp.asarray(reward, jnp.float32), jnp.asarray(ended, bool)
-
-    def observe(state: State) -> Array:
-        return jnp.asarray(simulator.get_obs(state, params), jnp.float32)
-
-    shape = jax.eval_shape(lambda key: observe(reset(key)), jax.random.key(0)).shape
-    return Game(name, int(simulator.action_space(params).n), shape, reset, step, observe)
+GRIDS = {"catch": catch, "four-rooms": four_rooms}
