@@ -16,7 +16,8 @@ from marginax.experiments.runner import Arrays, Experiment, Part
 from marginax.statistics import Interval, bootstrap
 
 if TYPE_CHECKING:
-    from marginax.deep.prediction import Evaluation, Setting, Sizes, Truth
+    from marginax.deep.games import Sizes, Truth
+    from marginax.deep.prediction import Evaluation, Setting
 
 MARGINALIZED = "marginalized"
 NAMES = {
@@ -127,10 +128,15 @@ class Prediction(Experiment):
         return [Setting("one-step"), *free, *clipped]
 
     def sizes(self) -> "Sizes":
-        from marginax.deep.prediction import Sizes
+        from marginax.deep.games import Sizes
 
         names = {field.name for field in dataclasses.fields(Sizes)}
         return Sizes(**{name: getattr(self, name) for name in names if hasattr(self, name)})
+
+    @property
+    def interval(self) -> int:
+        """Updates between two errors of a curve."""
+        return self.period // self.sizes().reports
 
     @property
     def command(self) -> str:
@@ -159,7 +165,7 @@ class Prediction(Experiment):
         import jax
         import jax.numpy as jnp
 
-        from marginax.deep import prediction
+        from marginax.deep import games, prediction
         from marginax.simulators import make_accelerated
 
         simulator, sizes, settings = make_accelerated(game), self.sizes(), self.grid()
@@ -168,17 +174,17 @@ class Prediction(Experiment):
             simulator, settings, weights, [0] * len(settings), discount=self.discount, sizes=sizes
         )
 
-        def policies(network: prediction.Network) -> tuple[prediction.Policy, prediction.Policy]:
+        def policies(network: games.Network) -> tuple[games.Policy, games.Policy]:
             epsilons = (self.target_epsilon, self.behaviour_epsilon)
-            return tuple(prediction.epsilon_greedy(network, epsilon) for epsilon in epsilons)
+            return tuple(games.epsilon_greedy(network, epsilon) for epsilon in epsilons)
 
-        def start(network: prediction.Network, keys: Any) -> prediction.Agents:
+        def start(network: games.Network, keys: Any) -> prediction.Agents:
             return jax.vmap(lambda key: init(policies(network)[1], key))(keys)
 
-        def learn(network: prediction.Network, truth: prediction.Truth, agents: prediction.Agents, keys: Any):
+        def learn(network: games.Network, truth: games.Truth, agents: prediction.Agents, keys: Any):
             return jax.vmap(lambda agent, key: phase(*policies(network), truth, agent, key))(agents, keys)
 
-        def train(key: Any) -> prediction.Network:
+        def train(key: Any) -> games.Network:
             half = dataclasses.replace(sizes, period=max(1, sizes.period // 2), reports=1)
             return prediction.train_policy(
                 simulator,
@@ -189,8 +195,8 @@ class Prediction(Experiment):
                 epsilons=(self.target_epsilon, 0.5),
             )
 
-        def find(network: prediction.Network, key: Any) -> prediction.Truth:
-            return prediction.truth(simulator, *policies(network), self.discount, sizes, key)
+        def find(network: games.Network, key: Any) -> games.Truth:
+            return games.truth(simulator, *policies(network), self.discount, sizes, key)
 
         policy_key, truth_key, check_key, seed_key = jax.random.split(jax.random.key(self.seed), 4)
         keys = jax.vmap(lambda k: jax.random.fold_in(seed_key, k))(jnp.arange(self.seeds))
@@ -199,7 +205,7 @@ class Prediction(Experiment):
         with ThreadPoolExecutor(1) as thread:  # compiles while the policy is trained
             compiled = thread.submit(lambda: jax.jit(learn, donate_argnums=2).lower(*arguments).compile())
             network = jax.jit(train)(policy_key)
-            prediction.check_policies(simulator, *policies(network), check_key)
+            games.check_policies(simulator, *policies(network), check_key)
             truth = jax.jit(find)(network, truth_key)
             agents = jax.jit(start)(network, keys)
             step = compiled.result()
@@ -271,7 +277,7 @@ class Prediction(Experiment):
         with report.panels(folder, "errors", (7.2, 2.3 * rows + 0.6), rows, columns) as (figure, axes):
             for axis, (game, arrays) in zip(axes.ravel(), found.items(), strict=False):
                 errors = arrays["errors"]
-                updates = np.arange(1, errors.shape[1] + 1) * self.phases * self.period / errors.shape[1]
+                updates = np.arange(1, errors.shape[1] + 1) * self.interval
                 for operator in others:
                     report.draw_curves(axis, updates, errors[..., best[game, operator, 0]], operator)
                 report.draw_curves(axis, updates, errors[..., one], MARGINALIZED)
@@ -288,12 +294,15 @@ class Prediction(Experiment):
         curves, rows = [], []
         for game, arrays in found.items():
             errors = arrays["errors"]
-            step = self.phases * self.period // errors.shape[1]
             for i, s in enumerate(settings):
                 what = (game, s.operator, s.decay, s.clip)
                 points = errors[..., i]
                 curves += [
-                    (*what, (k + 1) * step, *map(float, (points[:, k].mean(), points[:, k].std(ddof=1))))
+                    (
+                        *what,
+                        (k + 1) * self.interval,
+                        *map(float, (points[:, k].mean(), points[:, k].std(ddof=1))),
+                    )
                     for k in range(errors.shape[1])
                 ]
                 mean, end = _scores(errors)
@@ -317,7 +326,7 @@ class Prediction(Experiment):
         def used(s: Any) -> str:
             return f"{s.decay:g}" + (f", {s.clip:g}" if np.isfinite(s.clip) else "")
 
-        rows = []
+        rows: list[tuple] = []
         for operator in others:
             pairs = {game: (best[game, operator, 0], best[game, operator, 1]) for game in scores}
             chosen = "; ".join(dict.fromkeys(used(settings[i]) for pair in pairs.values() for i in pair))
@@ -359,12 +368,13 @@ class Prediction(Experiment):
         needed = math.ceil(5 / 6 * len(scores))
         ours = f"λ = {self.decay:g}, c̄ = {self.clip:g} in all games"
 
-        def games_won(operators: tuple, measures: tuple) -> tuple[int, Interval]:
+        def games_won(operators: tuple, measures: tuple, own: bool) -> tuple[int, Interval]:
             """In how many games all of some errors are lower: by their means, beyond the intervals, and not against them."""
             lower = sure = open_ = 0
             for game, pair in scores.items():
                 gaps = [
-                    np.log(pair[m][:, best[game, operator, m]]) - np.log(pair[m][:, one])
+                    pair[m][:, best[game, operator, m]]
+                    - pair[m][:, best[game, MARGINALIZED, m] if own else one]
                     for operator in operators
                     for m in measures
                 ]
@@ -375,14 +385,17 @@ class Prediction(Experiment):
                 open_ += all(interval.high > 0 for interval in intervals)
             return lower, Interval(float(sure), float(open_))
 
-        def won(text: str, operators: tuple, measures: tuple, main: bool = False) -> report.Claim:
-            lower, interval = games_won(operators, measures)
+        def won(
+            text: str, operators: tuple, measures: tuple, main: bool = False, own: bool = False
+        ) -> report.Claim:
+            lower, interval = games_won(operators, measures, own)
             measure = (
                 f"games of {len(scores)} with a lower error; low: beyond the 95% interval over seeds, high: not beyond it "
                 "on the other side"
             )
+            where = "each at its best setting" if own else ours
             return report.Claim(
-                text, ours, measure, float(lower), interval, report.verdict(interval, low=needed), main
+                text, where, measure, float(lower), interval, report.verdict(interval, low=needed), main
             )
 
         claims = [
@@ -398,6 +411,9 @@ class Prediction(Experiment):
             claims.append(
                 won(f"lowest error {text} in at least {needed} of {len(scores)} games", others, (m,), True)
             )
+        for m, text in enumerate(MEASURES):
+            text = f"lowest error {text} in at least {needed} of {len(scores)} games, with a best setting of its own, too"
+            claims.append(won(text, others, (m,), own=True))
         for operator in others:
             label = report.operator_style(operator).label
             claims.append(won(f"lower error than {label}, on average and at the end", (operator,), (0, 1)))

@@ -69,7 +69,10 @@ def regression(
 
 
 def deviance(
-    scores: Float[Array, "*shape"], products: Float[Array, "*shape"], power: float, shift: float = 0.0
+    scores: Float[Array, "*shape"],
+    products: Float[Array, "*shape"],
+    power: float | int,
+    shift: float | int = 0.0,
 ) -> Float[Array, "*shape"]:
     r"""A loss of $u = e^f$ on products of traces C that is least, on average, at their mean.
 
@@ -108,9 +111,9 @@ def path_deviance(
     discounts: Float[Array, "T"],
     truncated: Bool[Array, "T"] | None = None,
     *,
-    power: float = 1.0,
-    mixture: float = 1.0,
-    shift: float = 0.01,
+    power: float | int = 1.0,
+    mixture: float | int = 1.0,
+    shift: float | int = 0.01,
     bootstrap: Float[Array, "T"] | None = None,
 ) -> Float[Array, ""]:
     r"""The loss of $u(x_t \mid x_0, a_0) = e^{f_t}$, the mean product of the traces on the way to $x_t$.

@@ -1,0 +1,297 @@
+"""What policy evaluation with networks stands on: a convolutional network, behaviour in many copies of a game, the truth."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from marginax.simulators.accelerated import AcceleratedSimulator as Game
+
+Policy = Callable[[Float[Array, "batch *shape"]], Float[Array, "batch A"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Everything about the program but the operators.
+
+    >>> Sizes(phases=3, period=100).updates
+    300
+    """
+
+    phases: int = 12
+    """Target networks, each with trajectories of its own."""
+    period: int = 1000
+    """Updates of a phase."""
+    reports: int = 4
+    """Errors measured in each phase."""
+    environments: int = 512
+    """Copies of the simulator."""
+    steps: int = 128
+    """Steps of each copy in a phase."""
+    length: int = 16
+    """Steps of a replayed sequence."""
+    batch: int = 128
+    """Sequences of an update."""
+    filters: int = 16
+    units: int = 128
+    learning_rate: float = 3e-4
+    """Of Adam, for Q, at first."""
+    last_rate: float = 1.0
+    """Share of it that is left at the end, after a linear decay."""
+    burn_in: int = 256
+    """Steps of the behaviour policy before the first that is kept."""
+    pairs: int = 256
+    """Held-out pairs."""
+    rollouts: int = 512
+    """Monte Carlo returns for each of them."""
+    horizon: int = 256
+    """Steps of a Monte Carlo return."""
+    probes: int = 64
+    """Held-out pairs from which the variance of targets is measured."""
+    repeats: int = 16
+    """Sequences from each of those."""
+
+    @property
+    def updates(self) -> int:
+        return self.phases * self.period
+
+
+class Network(eqx.Module):
+    """A 3 × 3 convolution, a layer of units, a linear output; on patches, so that many agents are one product.
+
+    >>> network = Network((10, 10, 4), 3, filters=8, units=16, key=jax.random.key(0))
+    >>> network(patches(jnp.zeros((5, 10, 10, 4)))).shape
+    (5, 3)
+    """
+
+    filters: Float[Array, "patch filters"]
+    dense: Float[Array, "features units"]
+    out: Float[Array, "units outputs"]
+    biases: tuple[Array, Array, Array]
+
+    def __init__(self, shape: Sequence[int], outputs: int, *, filters: int, units: int, key: Array) -> None:
+        features = (shape[0] - 2) * (shape[1] - 2) * filters
+        first, second, third = jax.random.split(key, 3)
+        self.filters = _glorot(first, 9 * shape[2], filters)
+        self.dense = _glorot(second, features, units)
+        self.out = 0.1 * _glorot(third, units, outputs)
+        self.biases = (jnp.zeros(filters), jnp.zeros(units), jnp.zeros(outputs))
+
+    def features(self, seen: Float[Array, "batch places patch"]) -> Float[Array, "batch units"]:
+        planes = jax.nn.relu(seen @ self.filters + self.biases[0])
+        return jax.nn.relu(planes.reshape(*planes.shape[:-2], -1) @ self.dense + self.biases[1])
+
+    def __call__(self, seen: Float[Array, "batch places patch"]) -> Float[Array, "batch outputs"]:
+        return self.features(seen) @ self.out + self.biases[2]
+
+
+def _glorot(key: Array, inputs: int, outputs: int) -> Array:
+    return jax.random.normal(key, (inputs, outputs)) * (2 / inputs) ** 0.5
+
+
+def patches(observations: Array) -> Array:
+    """All 3 × 3 patches of `[..., rows, columns, planes]`, as `[..., places, 9 planes]`.
+
+    >>> patches(jnp.zeros((2, 10, 10, 4))).shape
+    (2, 64, 36)
+    """
+    rows, columns = observations.shape[-3] - 2, observations.shape[-2] - 2
+    parts = [observations[..., i : i + rows, j : j + columns, :] for i in range(3) for j in range(3)]
+    return jnp.concatenate(parts, -1).reshape(*observations.shape[:-3], rows * columns, -1)
+
+
+def epsilon_greedy(network: Network, epsilon: float) -> Policy:
+    """The greedy policy of a network, mixed with the uniform one.
+
+    >>> network = Network((10, 10, 4), 2, filters=8, units=16, key=jax.random.key(0))
+    >>> epsilon_greedy(network, 0.5)(jnp.zeros((1, 10, 10, 4))).sum()
+    Array(1., dtype=float32)
+    """
+
+    def policy(observations: Array) -> Array:
+        q = network(patches(observations))
+        return (1 - epsilon) * jax.nn.one_hot(q.argmax(-1), q.shape[-1]) + epsilon / q.shape[-1]
+
+    return policy
+
+
+class Sequences(NamedTuple):
+    """Steps of the behaviour policy; the last axis of all but the states is time, and states have one more.
+
+    Attributes:
+        observations: In bytes: what the games show is 0 or 1.
+        actions: `a_t`.
+        rewards: `r_t`.
+        ended: Whether step t ended the episode.
+        pi: Target probabilities at every state.
+        mu: Behaviour probability of `a_t`.
+    """
+
+    observations: Array
+    actions: Int[Array, "*batch T"]
+    rewards: Float[Array, "*batch T"]
+    ended: Bool[Array, "*batch T"]
+    pi: Float[Array, "*batch T+1 A"]
+    mu: Float[Array, "*batch T"]
+
+
+def rollout(
+    game: Game, pi: Policy, mu: Policy, states: Any, key: Array, steps: int, actions: Array | None = None
+) -> tuple[Any, Sequences]:
+    """Steps of the behaviour policy in many copies of a game, episode after episode.
+
+    Args:
+        game: The game.
+        pi: Target policy, whose probabilities are noted.
+        mu: Behaviour policy.
+        states: States and observations `[copies]`, as `game.reset` returns them.
+        key: A JAX random key.
+        steps: Steps of each copy.
+        actions: First actions `[copies]`, if they are given.
+
+    Returns:
+        The states at the end, and the sequences `[copies, steps]`.
+    """
+
+    def step(states: Any, each: tuple[Array, Array]) -> tuple[Any, Sequences]:
+        key, number = each
+        act_key, step_key, reset_key = jax.random.split(key, 3)
+        observations = states[1]
+        behaviour = mu(observations)
+        chosen = jax.random.categorical(act_key, jnp.log(behaviour))
+        if actions is not None:
+            chosen = jnp.where(number == 0, actions, chosen)
+        probability = jnp.take_along_axis(behaviour, chosen[:, None], 1)[:, 0]
+        copies = len(chosen)
+        states, rewards, ended = _move(game, jax.random.split(step_key, copies), states, chosen)
+        states = jax.vmap(game.restart)(jax.random.split(reset_key, copies), *states, ended)
+        seen = Sequences(
+            observations.astype(jnp.uint8), chosen, rewards, ended, pi(observations), probability
+        )
+        return states, seen
+
+    states, seen = jax.lax.scan(step, states, (jax.random.split(key, steps), jnp.arange(steps)))
+    seen = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), seen)
+    last = states[1]
+    return states, seen._replace(
+        observations=jnp.concatenate([seen.observations, last[:, None].astype(jnp.uint8)], 1),
+        pi=jnp.concatenate([seen.pi, pi(last)[:, None]], 1),
+    )
+
+
+def _move(game: Game, keys: Array, states: Any, actions: Array) -> tuple[Any, Array, Array]:
+    """One step of many copies; there are no time limits, and what ends an episode is its end."""
+    inner, observations, rewards, ended, _ = jax.vmap(game.step)(keys, states[0], actions)
+    return (inner, observations), rewards, ended
+
+
+class Truth(NamedTuple):
+    """Held-out pairs and their values by Monte Carlo.
+
+    Attributes:
+        observations: Of the pairs' states.
+        actions: Of the pairs.
+        values: Mean return of the target policy after the pair.
+        errors: Standard errors of those means.
+        probes: Sequences of the behaviour policy from some of the pairs, `[pairs, repeats, T]`.
+    """
+
+    observations: Array
+    actions: Int[Array, "pairs"]
+    values: Float[Array, "pairs"]
+    errors: Float[Array, "pairs"]
+    probes: Sequences
+
+
+def truth(game: Game, pi: Policy, mu: Policy, discount: float, sizes: Sizes, key: Array) -> Truth:
+    """Pairs met by the behaviour policy at random times, and what the target policy earns after each of them."""
+    reset_key, play_key, time_key, action_key, return_key, probe_key = jax.random.split(key, 6)
+    states = jax.vmap(game.reset)(jax.random.split(reset_key, sizes.pairs))
+    times = jax.random.randint(time_key, (sizes.pairs,), sizes.burn_in // 2, sizes.burn_in)
+
+    def play(carry: tuple[Any, Any], each: tuple[Array, Array]) -> tuple[tuple[Any, Any], None]:
+        states, kept = carry
+        number, key = each
+        states, _ = rollout(game, pi, mu, states, key, 1)
+        return (states, _where(times == number, states, kept)), None
+
+    numbers = jnp.arange(sizes.burn_in)
+    keys = jax.random.split(play_key, sizes.burn_in)
+    (_, states), _ = jax.lax.scan(play, (states, states), (numbers, keys))
+    observations = states[1]
+    actions = jax.random.categorical(action_key, jnp.log(mu(observations)))
+
+    def many(count: int, k: int) -> tuple[Any, Array]:
+        states_, actions_ = jax.tree.map(lambda x: jnp.repeat(x[:k], count, 0), (states, actions))
+        return states_, actions_
+
+    def earn(carry: tuple[Any, Array, Array], key: Array) -> tuple[tuple[Any, Array, Array], Array]:
+        states, alive, chosen = carry
+        step_key, act_key = jax.random.split(key)
+        states, rewards, ended = _move(game, jax.random.split(step_key, len(chosen)), states, chosen)
+        following = jax.random.categorical(act_key, jnp.log(pi(states[1])))
+        return (states, alive & ~ended, following), jnp.where(alive, rewards, 0)
+
+    copies, first = many(sizes.rollouts, sizes.pairs)
+    keys = jax.random.split(return_key, sizes.horizon)
+    _, rewards = jax.lax.scan(earn, (copies, jnp.ones(len(first), bool), first), keys)
+    powers = discount ** jnp.arange(sizes.horizon)
+    returns = jnp.tensordot(powers, rewards, 1).reshape(sizes.pairs, sizes.rollouts)
+    states_, actions_ = many(sizes.repeats, sizes.probes)
+    _, probes = rollout(game, pi, mu, states_, probe_key, sizes.length, actions_)
+    probes = jax.tree.map(lambda x: x.reshape(sizes.probes, sizes.repeats, *x.shape[1:]), probes)
+    spread = returns.std(1, ddof=1) / sizes.rollouts**0.5
+    return Truth(observations, actions, returns.mean(1), spread, probes)
+
+
+def _where(mask: Array, new: Any, old: Any) -> Any:
+    """Row by row, in every array of a tree."""
+    return jax.tree.map(lambda x, y: jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, y), new, old)
+
+
+def check_policies(game: Game, pi: Policy, mu: Policy, key: Array, *, steps: int = 64) -> None:
+    """Raises ValueError unless both are distributions over the game's actions and μ covers π, on some 256 copies' way.
+
+    >>> from marginax.simulators import make_accelerated
+    >>> def left(observations):
+    ...     return jnp.tile(jnp.array([1.0, 0.0, 0.0]), (len(observations), 1))
+    >>> def uniform(observations):
+    ...     return jnp.full((len(observations), 3), 1 / 3)
+    >>> check_policies(make_accelerated("grid/catch"), uniform, left, jax.random.key(0))
+    Traceback (most recent call last):
+    ...
+    ValueError: mu must be positive wherever pi is, got mu = 0 and pi = 0.333333 for action 1 ...
+    """
+    states = jax.vmap(game.reset)(jax.random.split(key, 256))
+    first = states[1]
+    for name, policy in (("pi", pi), ("mu", mu)):
+        shape = np.shape(policy(first))
+        if shape != (256, game.num_actions):
+            raise ValueError(
+                f"{name} must give {game.num_actions} probabilities for each observation of {game.name}, "
+                f"got shape {shape} for 256 observations"
+            )
+    _, data = rollout(game, mu, mu, states, key, steps)
+    seen = data.observations.reshape(-1, *game.observation_shape).astype(jnp.float32)
+    tables = {name: np.asarray(policy(seen)) for name, policy in (("pi", pi), ("mu", mu))}
+    for name, table in tables.items():
+        wrong = ~(np.isfinite(table).all(1) & (table >= 0).all(1) & (np.abs(table.sum(1) - 1) < 1e-4))
+        if wrong.any():
+            k = int(wrong.argmax())
+            raise ValueError(
+                f"{name} must be a distribution over {game.num_actions} actions, got {table[k]} for observation {k}"
+            )
+    k, a = (
+        int(i)
+        for i in np.unravel_index(((tables["mu"] == 0) & (tables["pi"] > 0)).argmax(), tables["pi"].shape)
+    )
+    if tables["mu"][k, a] == 0 and tables["pi"][k, a] > 0:
+        raise ValueError(
+            f"mu must be positive wherever pi is, got mu = 0 and pi = {tables['pi'][k, a]:g} for action {a} "
+            f"of observation {k} on the way of mu"
+        )

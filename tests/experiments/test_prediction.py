@@ -1,0 +1,50 @@
+"""The experiment's verdicts on made-up errors; the program itself is tested in tests/deep/test_prediction.py."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from marginax.experiments.prediction import MARGINALIZED, Prediction
+
+
+def section(tmp_path, factor, diverged=False):
+    """A section from errors of which those of `marginalized` are the others' times a factor in each of six games."""
+    experiment = dataclasses.replace(Prediction(seeds=6), decays=(0.9, 1.0), clips=(2.0,))
+    settings = experiment.grid()
+    ours = np.array([s.operator == MARGINALIZED for s in settings])
+    rng = np.random.default_rng(0)
+    data = {}
+    for k, part in enumerate(experiment.parts()):
+        errors = np.exp(0.05 * rng.normal(size=(6, 48, len(settings))))
+        errors[..., ours] *= factor[k]
+        if diverged:
+            errors[0, 5:, ~ours] = np.nan
+        spread = np.where(ours, 1.0, 2.0) * np.ones((6, 12, len(settings)))
+        data[part.label] = {"errors": errors, "variances": spread, "credits": spread}
+    return experiment.section(tmp_path, data)
+
+
+def test_verdicts_follow_the_errors(tmp_path):
+    better = section(tmp_path, [0.5] * 6)
+    assert {claim.verdict for claim in better.claims} == {"reproduced"}
+    assert (tmp_path / "errors.png").is_file() and (tmp_path / "settings.csv").is_file()
+    worse = section(tmp_path, [2.0] * 6)
+    assert worse.claims[0].verdict == "not reproduced" and worse.claims[0].effect == 0
+    mixed = section(tmp_path, [0.5] * 4 + [2.0] * 2)
+    assert mixed.claims[0].effect == 4 and mixed.claims[0].verdict == "not reproduced"
+
+
+def test_diverged_seeds_are_counted_and_never_best(tmp_path):
+    found = section(tmp_path, [0.5] * 6, diverged=True)
+    assert "24 of 252 runs diverged" not in found.text[1]
+    assert "diverged" in found.text[1] and " 0 of" not in found.text[1]
+
+
+def test_settings_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="behaviour_epsilon must lie in"):
+        Prediction(behaviour_epsilon=0.0)
+    with pytest.raises(ValueError, match="decay and clip must be in the grid"):
+        Prediction(decay=0.5)
+    with pytest.raises(ValueError, match="games must name at least one"):
+        Prediction(games=())

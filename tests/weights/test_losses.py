@@ -1,0 +1,106 @@
+"""Losses of weight networks: least at the mean, zero products included, and exact u recovered on the Open World."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import marginax as mx
+from marginax.weights import losses
+
+GAMMA, STEPS, START = 0.7, 20, (0, 2)  # the upper left corner, to the right
+
+
+@pytest.mark.parametrize(
+    ("power", "shift"), [(0, 0), (0.5, 0), (1, 0), (1.5, 0), (1.5, 0.01), (2, 0.01), (2, 0.5)]
+)
+def test_deviance_is_least_at_the_mean(power, shift):
+    products, chances = jnp.array([0.0, 0.5, 8.0]), jnp.array([0.6, 0.3, 0.1])
+    scores = jnp.linspace(-6, 4, 20_001)
+    each = losses.deviance(jnp.tile(scores, (3, 1)), jnp.tile(products[:, None], 20_001), power, shift)
+    average = chances @ each
+    assert np.exp(scores[jnp.argmin(average)]) == pytest.approx(float(chances @ products), rel=1e-2)
+
+
+def test_gamma_deviance_of_zero_is_bounded_by_the_shift_alone():
+    low, zero = jnp.array([-10.0, -20.0]), jnp.zeros(2)
+    assert losses.deviance(low, zero, 2)[1] == pytest.approx(-20)
+    np.testing.assert_allclose(losses.deviance(low, zero, 2, 0.01), np.log(0.01) + 1, atol=0.1)
+
+
+@pytest.fixture(scope="module")
+def open_world():
+    """Trajectories of μ from one pair: states, actions and ends `[N, T]`."""
+    mdp, pi, mu = mx.problems.open_world(5, GAMMA)
+    p = np.asarray(mdp.p).reshape(25, 4, 25)
+    following = np.where(p.sum(-1) > 0, p.argmax(-1), 24)
+    rng = np.random.default_rng(0)
+    actions = rng.integers(4, size=(6000, STEPS))
+    actions[:, 0] = START[1]
+    states = np.zeros((6000, STEPS), int)
+    for t in range(1, STEPS):
+        states[:, t] = following[states[:, t - 1], actions[:, t - 1]]
+    ended = following[states, actions] == 24
+    return mdp, pi, mu, states, actions, ended
+
+
+@pytest.mark.parametrize(
+    ("clip", "power", "mixture", "tolerance"),
+    [
+        (1.0, 1.0, 1.0, 0.03),
+        (1.0, 2.0, 0.0, 0.03),
+        (2.0, 0.0, 1.0, 0.1),
+        (2.0, 1.0, 1.0, 0.1),
+        (2.0, 2.0, 1.0, 0.1),
+        (2.0, 1.0, 0.8, 0.1),
+        (2.0, 1.0, 0.0, 0.06),
+        (4.0, 1.5, 1.0, 0.1),
+    ],
+)
+def test_exact_u_is_recovered(open_world, clip, power, mixture, tolerance):
+    mdp, pi, mu, states, actions, ended = open_world
+    c = mx.traces.retrace(pi, mu, clip=clip)
+    down = 3  # away from the start pair, w = u c
+    exact = mx.weights.exact(mdp, mu, c)[(*START, slice(None), down)] / c[:, down]
+    arrays = (jnp.asarray(c[states, actions], jnp.float32), jnp.where(ended, 0.0, GAMMA))
+    optimiser = optax.adam(optax.exponential_decay(0.1, 100, 0.4))
+
+    def loss(f):
+        each = jax.vmap(lambda f, c, d: losses.path_deviance(f, c, d, power=power, mixture=mixture))
+        return jnp.mean(each(f[states], *arrays))
+
+    def step(carry, _):
+        f, state = carry
+        moves, state = optimiser.update(jax.grad(loss)(f), state)
+        return (f + moves, state), None
+
+    f = jnp.zeros(25)
+    (f, _), _ = jax.jit(lambda f: jax.lax.scan(step, (f, optimiser.init(f)), None, 400))(f)
+    powers = GAMMA ** np.arange(STEPS) * (np.cumsum(ended, 1) - ended == 0)
+    seen = np.bincount(states[:, 2:].ravel(), powers[:, 2:].ravel(), minlength=25)
+    error = np.sqrt(seen @ (np.exp(f) - exact) ** 2 / (seen @ exact**2))
+    assert error < tolerance
+
+
+def test_nothing_is_read_after_an_end():
+    f, traces = jnp.array([0.0, 0.0, 0.3, 0.1, jnp.nan]), jnp.array([jnp.nan, 0.5, 2.0, jnp.nan, jnp.nan])
+    discounts = jnp.array([0.9, 0.9, 0.9, 0.0, 0.9])
+    for mixture in (0.0, 1.0):
+        value, slope = jax.value_and_grad(losses.path_deviance)(f, traces, discounts, mixture=mixture)
+        assert np.isfinite(value) and np.isfinite(slope).all() and slope[4] == 0
+    truncated = jnp.array([False, False, True, False, False])
+    slope = jax.grad(losses.path_deviance)(f, traces, discounts, truncated)
+    assert slope[2] != 0 and (slope[3:] == 0).all()
+
+
+def test_bootstraps_come_from_the_target_network_if_there_is_one():
+    f, traces, discounts = jnp.zeros(4), jnp.array([9.0, 2.0, 2.0, 9.0]), jnp.ones(4)
+    own, given = (
+        jax.grad(
+            lambda f, b=b: losses.path_deviance(f, traces, discounts, mixture=0.0, shift=0.0, bootstrap=b)
+        )(f)
+        for b in (None, jnp.array([1.0, 1.0, 3.0, 1.0]))
+    )
+    np.testing.assert_allclose(own, [0, 0, 1 - 2, 1 - 2], atol=1e-6)
+    np.testing.assert_allclose(given, [0, 0, 1 - 2, 1 - 6], atol=1e-6)
