@@ -131,7 +131,7 @@ def learn(game, true, settings, spoil=None):
 
 def test_settings_share_the_data_and_nothing_else(catch):
     pair = [Setting("retrace", 0.9, 1.0), Setting("marginalized", 1.0, 2.0)]
-    agents, both = learn(*catch, pair)
+    _, both = learn(*catch, pair)
     _, alone = learn(*catch, pair[1:])
     np.testing.assert_allclose(both.errors[:, 1], alone.errors[:, 0], rtol=1e-4)
     np.testing.assert_allclose(both.credits[1], alone.credits[0], rtol=1e-4)

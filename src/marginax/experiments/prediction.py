@@ -282,6 +282,7 @@ class Prediction(Experiment):
                     report.draw_curves(axis, updates, errors[..., best[game, operator, 0]], operator)
                 report.draw_curves(axis, updates, errors[..., one], MARGINALIZED)
                 axis.set(yscale="log", title=game)
+                axis.set_ylim(bottom=max(0.01, axis.get_ylim()[0]))
             for axis in axes.ravel()[len(found) :]:
                 axis.set_visible(False)
             for axis in axes[-1]:

@@ -128,7 +128,8 @@ def path_deviance(
     well: leave it out here, and multiply by $\lambda^t$ where u is used.
 
     Args:
-        scores: $f_t$; at t = 0 and 1 no trace lies on the way, u is 1, and they are not read.
+        scores: $f_t$; at t = 0 and 1 no trace lies on the way, u is 1, and they are not read. So f learns the
+            mean over times t ≥ 2.
         traces: $c(x_t, a_t)$.
         discounts: γ, or 0 where step `t` ended the episode.
         truncated: Steps after which the sequence does not go on.
