@@ -135,6 +135,20 @@ def test_stopped_and_resumed_equals_left_alone(plain, overlap, tmp_path):
     assert_close(whole, population, rtol=0)
 
 
+def test_returns_of_training_belong_to_the_block_they_ended_in(tmp_path):
+    """With overlap too, and whenever a checkpoint is written: Pendulum's episodes end every 200 steps."""
+    agent = TD3Config(**{**SMALL, "update_every": 50, "update_after": 5000})
+    config = dataclasses.replace(CONFIG, groups={"a": agent}, seeds=(0,), steps=800, evaluate_every=50)
+    whole = run(config)
+    assert [x["step"] for x in whole.lines if x["train_return"] is not None] == [200, 400, 600, 800]
+    population = None
+    while population is None or not population.finished:
+        with Population(config, folder=tmp_path) as population:
+            population.run(stop=lambda p=population: p.step % 150 == 0)
+    assert population.lines == whole.lines
+
+
+@pytest.mark.slow
 def test_a_longer_run_carries_on(plain, tmp_path):
     short = dataclasses.replace(CONFIG, steps=160)
     run(short, folder=tmp_path)

@@ -148,20 +148,20 @@ class Population:
             list(threads.map(Learner.compile, self.learners))
         self.timing.compiling += time.perf_counter() - begun
         begun, before, saved = time.perf_counter(), self.seconds, time.monotonic()
-        previous: Future | None = None
+        previous: tuple[Transitions, Future] | None = None
         with ThreadPoolExecutor(1) as fetcher:
             self.pool.start(self.step // self.config.block, self._acting)
             while not self.finished:
                 t0 = time.perf_counter()
                 transitions = self.pool.finish()
                 t1 = time.perf_counter()
-                self._watch(transitions)
-                current = fetcher.submit(_fetch, self._dispatch(transitions.rows), time.perf_counter())
+                handles = self._dispatch(transitions.rows)
+                current = (transitions, fetcher.submit(_fetch, handles, time.perf_counter()))
                 self.step += self.config.block
                 if self.config.overlap and previous is not None:
-                    self._receive(previous.result(), self.step - self.config.block)
+                    self._take(*previous, self.step - self.config.block)
                 elif not self.config.overlap:
-                    self._receive(current.result(), self.step)
+                    self._take(*current, self.step)
                 previous = current if self.config.overlap else None
                 self._acting = (
                     self._newest
@@ -173,7 +173,7 @@ class Population:
                 due = time.monotonic() - saved >= 60 * checkpoint_minutes
                 if stopping or due or self.finished:
                     if previous is not None:
-                        self._receive(previous.result(), self.step)
+                        self._take(*previous, self.step)
                         previous = None
                     report(self, self._collect(wait_for_all=True))
                     self.save(replay=keep_replay or not self.finished)
@@ -193,11 +193,16 @@ class Population:
             start = stop
         return handles
 
-    def _watch(self, transitions: Transitions) -> None:
+    def _take(self, transitions: Transitions, updates: Future, step: int) -> None:
+        """Take in a block that ends after `step` steps, and its updates: together, whenever a checkpoint may be due."""
+        self._watch(transitions, step - self.config.block)
+        self._receive(updates.result(), step)
+
+    def _watch(self, transitions: Transitions, start: int) -> None:
         """Episode returns, the largest reward, and nothing that is not a number."""
         for agent, row, column in np.argwhere(~np.isfinite(transitions.rows)):
             reason = f"the simulator returned {transitions.rows[agent, row, column]}"
-            self._fail(int(agent), self.step + int(row), reason)
+            self._fail(int(agent), start + int(row), reason)
         self._largest_reward = np.fmax(self._largest_reward, np.abs(transitions.rewards).max(axis=1))
         ends = (transitions.terminated + transitions.truncated) > 0
         for agent, rewards in enumerate(transitions.rewards):
