@@ -172,6 +172,7 @@ def test_with_the_log_s_own_policy_all_agree_with_the_average_return():
     assert result.verdict.better == "cannot tell"
 
 
+@pytest.mark.slow
 def test_estimates_are_unbiased_and_errors_fall_with_the_square_root():
     mdp, pi, mu, _ = garnet_log(7)
     truth = float(mdp.initial @ mdp.v_values(pi))

@@ -40,12 +40,14 @@ def coverage():
     return {name: n / REPETITIONS for name, n in inside.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_intervals_cover_at_their_nominal_rate(coverage, name):
     """95%, within three standard errors of 200 repetitions (1.5% each)."""
     assert 0.904 <= coverage[name] <= 0.996
 
 
+@pytest.mark.slow
 def test_the_concentration_bound_always_covers(coverage):
     assert coverage["bound"] == 1.0
 

@@ -102,6 +102,7 @@ def test_features_with_one_hot_observations_are_tabular_certainty_equivalence():
     np.testing.assert_allclose(dual, linear.starts.mean(), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mu", [softmax(0.6), gaussian(0.2)], ids=["discrete", "continuous"])
 def test_a_fitted_behaviour_policy_is_near_the_true_one_and_calibrated(mu):
     log = log_of(mu, episodes=300)
@@ -126,6 +127,7 @@ def test_networks_find_the_value():
         assert answers[name].interval.width > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backup", ["one-step", "retrace"])
 def test_the_last_layer_is_the_fixed_point_of_the_projected_backup(backup):
     """With γ near 1 and hardly any training: descent is far from the value, the solved last layer is not."""
