@@ -83,7 +83,7 @@ def train(
     run = open_run(out, config)
     display = Display(f"{task}, {agent.label}", config.steps, list(run.parts))
     with display:
-        options = {"workers": workers, "checkpoint_minutes": checkpoint_minutes}
+        options: dict[str, Any] = {"workers": workers, "checkpoint_minutes": checkpoint_minutes}
         outcome = train_run(out, run, listen=display.listen, **options)
     finish(outcome)
     print(f"Next: marginax plot {out}, marginax play {out}")

@@ -169,7 +169,8 @@ def rollout(
         probability = jnp.take_along_axis(behaviour, chosen[:, None], 1)[:, 0]
         copies = len(chosen)
         states, rewards, ended = _move(game, jax.random.split(step_key, copies), states, chosen)
-        states = jax.vmap(game.restart)(jax.random.split(reset_key, copies), *states, ended)
+        keys, (state, observation) = jax.random.split(reset_key, copies), states
+        states = jax.vmap(game.restart)(keys, state, observation, ended)
         seen = Sequences(
             observations.astype(jnp.uint8), chosen, rewards, ended, pi(observations), probability
         )

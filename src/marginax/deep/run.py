@@ -118,7 +118,7 @@ def load_run(folder: Path) -> Run:
 def status(folder: Path, config: PopulationConfig) -> dict[str, Any]:
     """How a part fares, from its checkpoint: `state` is `new`, `stopped`, `finished` or `diverged`."""
     found = manifest(folder / "checkpoint")
-    meta = {"step": 0, "failures": {}} if found is None else found["meta"]
+    meta: dict[str, Any] = {"step": 0, "failures": {}} if found is None else found["meta"]
     failures = list(meta["failures"].values())
     state = "finished" if meta["step"] >= config.steps else "stopped" if meta["step"] else "new"
     out = {"state": state, "step": meta["step"], "failures": failures}

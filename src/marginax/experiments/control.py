@@ -44,7 +44,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "marginalized-fenchel-power": {**_MARGINALIZED, "weights": "fenchel", "normalisation": "power"},
 }
 """Operators by name: what each changes in the agent's settings. `-paper` is the form of the paper's experiments."""
-Preset = str if TYPE_CHECKING else Literal[tuple(PRESETS)]
+if TYPE_CHECKING:
+    Preset = str
+else:
+    Preset = Literal[tuple(PRESETS)]
 OPERATORS = ("one-step", "retrace-paper", "retrace", "marginalized-paper", "marginalized-regression")
 
 
@@ -98,7 +101,12 @@ class Control(Experiment):
     def quick(self) -> "Control":
         """Pendulum with small networks: a few minutes on two cores."""
         agent = dataclasses.replace(self.agent, hidden=(64, 64), random_steps=1000)
-        small = {"steps": 8000, "evaluate_every": 1000, "agent": agent, "seeds": min(self.seeds, 3)}
+        small: dict[str, Any] = {
+            "steps": 8000,
+            "evaluate_every": 1000,
+            "agent": agent,
+            "seeds": min(self.seeds, 3),
+        }
         return dataclasses.replace(self, tasks=("Pendulum-v1",), **small)
 
     def settings(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def claims(task: str, found: Mapping[str, Curve]) -> list[report.Claim]:
     rivals = [*multi, *(["one-step"] if "one-step" in found else [])]
 
     def add(
-        text: str, measure: str, statistic: Callable[..., Any], *samples: np.ndarray, **bounds: float
+        text: str, measure: str, statistic: Callable[..., Any], *samples: np.ndarray, **bounds: Any
     ) -> None:
         out.append(report.claim(text, f"Figure 3, {task}", measure, statistic, *samples, **bounds))
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -148,7 +149,7 @@ class Prediction(Experiment):
             Part(
                 game.replace("/", "-"),
                 {**self.settings(), "games": None, "decay": None, "clip": None, "game": game},
-                lambda game=game: self.compute(game),
+                partial(self.compute, game),
                 cost=40.0,
                 title=NAMES.get(game, game),
                 setup=60.0,
@@ -175,8 +176,8 @@ class Prediction(Experiment):
         )
 
         def policies(network: games.Network) -> tuple[games.Policy, games.Policy]:
-            epsilons = (self.target_epsilon, self.behaviour_epsilon)
-            return tuple(games.epsilon_greedy(network, epsilon) for epsilon in epsilons)
+            target = games.epsilon_greedy(network, self.target_epsilon)
+            return target, games.epsilon_greedy(network, self.behaviour_epsilon)
 
         def start(network: games.Network, keys: Any) -> prediction.Agents:
             return jax.vmap(lambda key: init(policies(network)[1], key))(keys)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import tyro
@@ -81,7 +81,7 @@ class Weights(Experiment):
         @jax.jit
         @jax.vmap
         def estimate(batch: "Trajectory") -> dict[str, "Array"]:
-            estimators = {
+            estimators: dict[str, Any] = {
                 MONTE_CARLO: mx.weights.MonteCarlo.init(*size, factored=False),
                 CERTAINTY: mx.weights.CertaintyEquivalence.init(*size),
                 PATHS: mx.weights.MonteCarlo.init(*size),

@@ -1,5 +1,6 @@
 """Two small games on grids as pure JAX functions: bsuite's Catch, and Four Rooms with slips and noisy rewards."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,4 +107,4 @@ def four_rooms(slip: float = 0.25, noise: float = 0.1, limit: int = 500) -> Acce
     return _simulator("grid/four-rooms", (13, 13, 1), 4, limit, reset, step)
 
 
-GRIDS = {"catch": catch, "four-rooms": four_rooms}
+GRIDS: dict[str, Callable[[], AcceleratedSimulator]] = {"catch": catch, "four-rooms": four_rooms}
