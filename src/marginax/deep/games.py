@@ -82,11 +82,11 @@ class Network(eqx.Module):
         self.out = 0.1 * _glorot(third, units, outputs)
         self.biases = (jnp.zeros(filters), jnp.zeros(units), jnp.zeros(outputs))
 
-    def features(self, seen: Float[Array, "batch places patch"]) -> Float[Array, "batch units"]:
+    def features(self, seen: Float[Array, "*batch places patch"]) -> Float[Array, "*batch units"]:
         planes = jax.nn.relu(seen @ self.filters + self.biases[0])
         return jax.nn.relu(planes.reshape(*planes.shape[:-2], -1) @ self.dense + self.biases[1])
 
-    def __call__(self, seen: Float[Array, "batch places patch"]) -> Float[Array, "batch outputs"]:
+    def __call__(self, seen: Float[Array, "*batch places patch"]) -> Float[Array, "*batch outputs"]:
         return self.features(seen) @ self.out + self.biases[2]
 
 
@@ -103,6 +103,25 @@ def patches(observations: Array) -> Array:
     rows, columns = observations.shape[-3] - 2, observations.shape[-2] - 2
     parts = [observations[..., i : i + rows, j : j + columns, :] for i in range(3) for j in range(3)]
     return jnp.concatenate(parts, -1).reshape(*observations.shape[:-3], rows * columns, -1)
+
+
+def actions_of(game: Game) -> int:
+    """The number of actions of a game that the networks here can play.
+
+    Raises:
+        ValueError: Actions are not discrete, or observations are not `[rows, columns, planes]`.
+
+    >>> from marginax.simulators import make_accelerated
+    >>> actions_of(make_accelerated("grid/catch"))
+    3
+    """
+    if game.num_actions is None:
+        raise ValueError(f"game {game.name} must have discrete actions, and its actions lie in a box")
+    if len(game.observation_shape) != 3 or min(game.observation_shape[:2]) < 3:
+        raise ValueError(
+            f"game {game.name} must show [rows, columns, planes] of at least 3 × 3, got {game.observation_shape}"
+        )
+    return game.num_actions
 
 
 def epsilon_greedy(network: Network, epsilon: float) -> Policy:
@@ -169,8 +188,7 @@ def rollout(
         probability = jnp.take_along_axis(behaviour, chosen[:, None], 1)[:, 0]
         copies = len(chosen)
         states, rewards, ended = _move(game, jax.random.split(step_key, copies), states, chosen)
-        keys, (state, observation) = jax.random.split(reset_key, copies), states
-        states = jax.vmap(game.restart)(keys, state, observation, ended)
+        states = jax.vmap(game.restart)(jax.random.split(reset_key, copies), states[0], states[1], ended)
         seen = Sequences(
             observations.astype(jnp.uint8), chosen, rewards, ended, pi(observations), probability
         )

@@ -29,6 +29,7 @@ NAMES = {
     "grid/catch": "Catch",
     "grid/four-rooms": "Four Rooms",
 }
+DIVERGED = 1e6  # the error of a run whose numbers stopped being finite
 MEASURES = ("on average over training", "at the end of training")
 
 
@@ -110,9 +111,9 @@ class Prediction(Experiment):
             filters=4,
             units=32,
             learning_rate=1e-3,
-            pairs=128,
+            pairs=64,
             rollouts=128,
-            improvements=12,
+            improvements=10,
         )
 
     def grid(self) -> "list[Setting]":
@@ -132,7 +133,8 @@ class Prediction(Experiment):
         from marginax.deep.games import Sizes
 
         names = {field.name for field in dataclasses.fields(Sizes)}
-        return Sizes(**{name: getattr(self, name) for name in names if hasattr(self, name)})
+        given = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return Sizes(**given, probes=max(2, self.pairs // 4))
 
     @property
     def interval(self) -> int:
@@ -176,8 +178,8 @@ class Prediction(Experiment):
         )
 
         def policies(network: games.Network) -> tuple[games.Policy, games.Policy]:
-            target = games.epsilon_greedy(network, self.target_epsilon)
-            return target, games.epsilon_greedy(network, self.behaviour_epsilon)
+            make = partial(games.epsilon_greedy, network)
+            return make(self.target_epsilon), make(self.behaviour_epsilon)
 
         def start(network: games.Network, keys: Any) -> prediction.Agents:
             return jax.vmap(lambda key: init(policies(network)[1], key))(keys)
@@ -380,8 +382,7 @@ class Prediction(Experiment):
                     for operator in operators
                     for m in measures
                 ]
-                with np.errstate(invalid="ignore"):
-                    intervals = [bootstrap(gap) for gap in gaps]
+                intervals = [bootstrap(gap) for gap in gaps]
                 lower += all(gap.mean() > 0 for gap in gaps)
                 sure += all(interval.low > 0 for interval in intervals)
                 open_ += all(interval.high > 0 for interval in intervals)
@@ -450,10 +451,10 @@ def collect(phases: "list[tuple[Truth, Evaluation]]") -> Arrays:
 
 
 def _scores(errors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Errors `[seeds, settings]` on average over training and at the end; infinite for a seed that diverged."""
+    """Errors `[seeds, settings]` on average over training and at the end; `DIVERGED` for a seed that diverged."""
     with np.errstate(invalid="ignore"):
         mean, end = errors.mean(1), errors[:, -1]
-    return np.where(np.isfinite(mean), mean, np.inf), np.where(np.isfinite(end), end, np.inf)
+    return np.where(np.isfinite(mean), mean, DIVERGED), np.where(np.isfinite(end), end, DIVERGED)
 
 
 def _half_width(values: np.ndarray) -> float:
