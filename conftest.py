@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 # Before NumPy, JAX and MuJoCo are first imported. One thread each: xdist's workers would fight for the cores.
@@ -12,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import hypothesis
+import pytest
 from jaxtyping import install_import_hook
 
 from reference import typecheck
@@ -33,3 +35,20 @@ def pytest_collect_file(file_path: Path) -> None:
     if file_path.suffix == ".py" and file_path.is_relative_to(_SOURCE):
         parts = file_path.relative_to(_SOURCE).with_suffix("").parts
         importlib.import_module(".".join(parts).removesuffix(".__init__"))
+
+
+@pytest.fixture(autouse=True)
+def _bounded_memory():
+    """Forgets compiled programs when they have grown large: a worker stays below 2 GB."""
+    yield
+    if _resident_bytes() > 1.2e9:
+        jax = sys.modules.get("jax")
+        if jax is not None:
+            jax.clear_caches()
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

@@ -19,6 +19,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_an_agent_survives_the_round_trip_bit_by_bit(tmp_path):
     config = TD3Config(operator="marginalized", weights="fenchel", hidden=(8,))
     agents = [td3.init(config, observation_size=3, action_size=2, key=jax.random.key(i)) for i in (0, 1)]

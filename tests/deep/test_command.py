@@ -22,6 +22,7 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_train_writes_what_play_and_plot_read(trained, tmp_path, capsys):
     assert main(["play", str(trained), "--episodes", "2"]) == 0
     assert "Pendulum-v1: 2 episodes" in capsys.readouterr().out

@@ -51,6 +51,7 @@ def forward(network, x):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("operator", "conditioned", "clip"),
     [(operator, True, 1.0) for operator in OPERATORS]
@@ -103,6 +104,7 @@ def test_targets_equal_the_naive_sum_over_each_sequence(operator, conditioned, c
             assert (products[len(steps) :, b] == 0).all()
 
 
+@pytest.mark.slow
 def test_n_step_is_the_sum_of_rewards_and_one_bootstrap():
     config = config_of("n-step", target_noise=0.0)
     state, batch = agent(config), batch_of(config)
@@ -118,6 +120,7 @@ def test_n_step_is_the_sum_of_rewards_and_one_bootstrap():
         assert computed[b] == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("conditioned", [True, False])
 def test_a_target_from_one_later_step_is_right_on_average(conditioned, monkeypatch):
     """Over the law of the drawn step, targets and losses of the weights equal those of whole sequences."""
@@ -238,6 +241,7 @@ def poisoner(valid):
     return lambda x: jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, jnp.nan)
 
 
+@pytest.mark.slow
 def test_agents_side_by_side_learn_as_they_do_alone():
     """A vmapped block of updates, three of them so that a group is left over, equals the blocks one by one."""
     config = config_of("retrace")
@@ -294,6 +298,7 @@ def test_blocks_equal_their_updates_one_by_one(settings, sizes):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_policy_delay_is_decided_once_for_all_agents():
     """Where blocks have no whole number of rounds, a vmapped block still has a conditional, not both of its branches."""
     config = config_of("retrace", policy_delay=3)

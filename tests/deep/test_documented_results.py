@@ -3,9 +3,12 @@
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_page_agrees_with_the_data():
     place = ROOT / "benchmarks" / "control_tables.py"
     spec = importlib.util.spec_from_file_location("control_tables", place)

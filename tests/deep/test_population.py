@@ -96,6 +96,7 @@ def test_equals_a_plain_loop_with_policies_one_block_old(plain):
         assert line["return"] == returns.mean()
 
 
+@pytest.mark.slow
 def test_lines_are_complete(plain):
     assert list(numbers(plain)) == [
         (name, seed, step)
@@ -135,6 +136,7 @@ def test_stopped_and_resumed_equals_left_alone(plain, overlap, tmp_path):
     assert_close(whole, population, rtol=0)
 
 
+@pytest.mark.slow
 def test_returns_of_training_belong_to_the_block_they_ended_in(tmp_path):
     """With overlap too, and whenever a checkpoint is written: Pendulum's episodes end every 200 steps."""
     agent = TD3Config(**{**SMALL, "update_every": 50, "update_after": 5000})
@@ -242,6 +244,7 @@ def test_settings_of_each_group_count():
     assert "the mean of |Q| reached" in population.failures[0]["reason"]
 
 
+@pytest.mark.slow
 def test_replay_ring_keeps_the_newest():
     """With a capacity below the steps, old transitions are overwritten block by block."""
     config = TD3Config(**{**SMALL, "update_after": 1000})

@@ -87,6 +87,7 @@ def test_a_report_of_a_log_that_cannot_tell(tmp_path):
     assert "Where the policy leaves the log" in page
 
 
+@pytest.mark.slow
 def test_observations_and_a_function_from_the_command_line(tmp_path, monkeypatch, capsys):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 2))
@@ -112,6 +113,7 @@ def test_observations_and_a_function_from_the_command_line(tmp_path, monkeypatch
     assert "estimated" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_several_policies_are_ranked_on_one_page(files, capsys):
     np.save(files / "other.npy", np.full((5, 3), 1 / 3))
     words = [
@@ -141,6 +143,7 @@ def test_several_policies_are_ranked_on_one_page(files, capsys):
     assert "Ranking" in (files / "both" / "evaluation.html").read_text()
 
 
+@pytest.mark.slow
 def test_labels_are_encoded_and_the_encoding_can_be_given_again(files, capsys):
     text = (files / "log.csv").read_text().splitlines()
     header = text[0].replace('"', "").split(",")

@@ -102,6 +102,7 @@ def test_mass_without_support_is_what_leaves_the_log():
     )
 
 
+@pytest.mark.slow
 def test_chunks_and_groups_change_nothing():
     _, pi, _, log = garnet_log(4, episodes=90)
 

@@ -69,6 +69,7 @@ def value_of(policy):
     return float((rewards * GAMMA ** np.arange(120)).sum(axis=1).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mu", "pi"),
     [(softmax(0.3), softmax(1.0)), (gaussian(0.1), gaussian(0.3))],
@@ -146,6 +147,7 @@ def test_the_last_layer_is_the_fixed_point_of_the_projected_backup(backup):
     assert abs(first - truth) > 2 * abs(value - truth)
 
 
+@pytest.mark.slow
 def test_balanced_ratios_give_the_values_of_the_networks():
     """E_log[w (φ - γφ')] = c E_start φ means that w prices every reward φ - γφ' at its value."""
     log = log_of(softmax(0.3), episodes=100, steps=15)

@@ -27,6 +27,7 @@ def log():
     return garnet_log(3, episodes=1500)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("places", [1, 3, 40])
 def test_any_partition_gives_the_same_answers(log, tmp_path, places):
     _, pi, _, rows = log

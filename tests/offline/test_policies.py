@@ -173,7 +173,7 @@ def test_behaviour_may_be_estimated_or_given(case):
     [
         ({"discount": 1.5}, "discount must lie in"),
         ({"horizon": 0}, "horizon must be"),
-        ({"engine": "ray"}, "engine must be 'local'"),
+        ({"engine": "spark"}, "engine must be 'local' or 'ray', got 'spark'"),
         ({"policy_kind": "guess"}, "policy_kind must be table or rows"),
         ({"estimators": ["sorcery"]}, "an estimator must be one of"),
         ({"behaviour": "guess"}, "behaviour must be auto, logged, estimated"),

@@ -37,6 +37,7 @@ def two_rows(episodes, seed, hide=True):
     return log, pi, truth
 
 
+@pytest.mark.slow
 def test_hidden_states_are_noticed_and_the_recommendation_moves():
     wrong = moved = 0
     for seed in range(8):
@@ -57,6 +58,7 @@ def test_hidden_states_are_noticed_and_the_recommendation_moves():
         assert not evaluate(log, pi, discount=0.98, estimators=NAMES).diagnostics["markov_fails"]
 
 
+@pytest.mark.slow
 def test_the_markov_test_seldom_fails_on_markov_data():
     scores = []
     mdp, pi, mu, _ = garnet_log(0)
@@ -135,6 +137,7 @@ def test_values_that_rewards_do_not_permit_are_cut_and_flagged():
     assert any("per-decision-is went beyond what rewards from" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_a_truncated_log_is_compared_with_its_own_policy():
     """Logged for a few steps only, both policies are compared by values that bootstrap; the exact difference is in the interval."""
     mdp, pi, mu, _ = garnet_log(4)
@@ -148,6 +151,7 @@ def test_a_truncated_log_is_compared_with_its_own_policy():
     assert abs(result.behaviour.value - own) > abs(result.diagnostics["behaviour_value"] - own)
 
 
+@pytest.mark.slow
 def test_the_distribution_of_returns():
     """With the log's own policy it is that of the log; with another, that of episodes drawn from it."""
     mdp, pi, mu, _ = garnet_log(5)
@@ -183,6 +187,7 @@ def test_magic_and_slope_lie_between_the_critic_and_doubly_robust():
     assert abs(answers["magic"].value - truth) < 0.5 * abs(answers["certainty-equivalence"].value - truth)
 
 
+@pytest.mark.slow
 def test_state_ratios_lose_nothing_where_an_action_was_missed_by_chance():
     """Twelve actions that all do the same, taken uniformly: the log misses some of them somewhere, and logged probabilities say so."""
     rng = np.random.default_rng(0)

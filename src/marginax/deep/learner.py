@@ -216,12 +216,6 @@ class Learner:
     Args:
         plan: What is compiled.
         seeds: Seeds of each group's agents, as many as the plan says.
-
-    >>> config = TD3Config(hidden=(8,), batch_size=4, update_every=2, update_after=2, replay_size=8)
-    >>> learner = Learner(Plan((config,), seeds=2, observation_size=1, action_size=1, capacities=(8,)), seeds=(0, 1))
-    >>> vectors, metrics = learner.advance(0, np.zeros((2, 2, 7), np.float32))
-    >>> vectors.shape, metrics.shape == (2, len(td3.METRICS))
-    ((2, 25), True)
     """
 
     def __init__(self, plan: Plan, seeds: Sequence[int]) -> None:

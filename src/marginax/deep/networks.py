@@ -17,12 +17,6 @@ class MLP(eqx.Module):
     Attributes:
         weights: One matrix `[(copies,) inputs, outputs]` per layer.
         biases: One vector `[(copies,) 1, outputs]` per layer.
-
-    >>> network = MLP(3, 2, (8, 8), key=jax.random.key(0))
-    >>> network(jnp.ones((5, 3))).shape
-    (5, 2)
-    >>> MLP(3, 2, (8, 8), copies=2, key=jax.random.key(0))(jnp.ones((5, 3))).shape
-    (2, 5, 2)
     """
 
     weights: list[Float[Array, "..."]]
@@ -50,11 +44,7 @@ class MLP(eqx.Module):
 
 
 def act(actor: MLP, observations: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
-    """The deterministic policy: tanh of the network, actions in [-1, 1].
-
-    >>> act(MLP(3, 2, (8,), key=jax.random.key(0)), jnp.ones((5, 3))).shape
-    (5, 2)
-    """
+    """The deterministic policy: tanh of the network, actions in [-1, 1]."""
     rows = observations.reshape(-1, observations.shape[-1])  # one product for all of them
     return jnp.tanh(actor(rows)).reshape(*observations.shape[:-1], -1)
 
@@ -74,11 +64,7 @@ def twins(inputs: int, hidden: Sequence[int], *, key: Array) -> Critics:
 
 
 def value(critic: Critics, features: Float[Array, "*batch n"]) -> Float[Array, "..."]:
-    """Q of [state, action] features `[*batch, n]`: `[*batch]`, or `[2, *batch]` for twin critics.
-
-    >>> value(MLP(3, 1, (8,), copies=2, key=jax.random.key(0)), jnp.ones((5, 3))).shape
-    (2, 5)
-    """
+    """Q of [state, action] features `[*batch, n]`: `[*batch]`, or `[2, *batch]` for twin critics."""
     if isinstance(critic, tuple):
         return jnp.stack([value(twin, features) for twin in critic])
     found = critic(features.reshape(-1, features.shape[-1]))[..., 0]
@@ -91,10 +77,6 @@ def first_twin(critic: Critics) -> MLP:
 
 
 def actor_vector(actor: MLP) -> Float[Array, " n"]:
-    """The policy as one vector: layer by layer the weight in row order, then the bias (`simulators.policy`).
-
-    >>> actor_vector(MLP(3, 1, (4,), key=jax.random.key(0))).shape
-    (21,)
-    """
+    """The policy as one vector: layer by layer the weight in row order, then the bias (`simulators.policy`)."""
     layers = zip(actor.weights, actor.biases, strict=True)
     return jnp.concatenate([jnp.ravel(x) for layer in layers for x in layer])

@@ -238,14 +238,6 @@ def update_block(
 
     Returns:
         The agent after the block, and metrics with one entry per update.
-
-    >>> config = TD3Config(hidden=(8,), batch_size=4)
-    >>> state = init(config, observation_size=1, action_size=1, key=jax.random.key(0))
-    >>> rows = replay.pack([[0.0]], [[0.5]], [1.0], [True], [False], [0.0], [[0.1]])
-    >>> buffer = replay.add(replay.empty(4, 1, 1), rows)
-    >>> state, metrics = update_block(config, state, buffer, jax.random.key(1), updates=5)
-    >>> metrics.critic_loss.shape
-    (5,)
     """
 
     def one_round(state: TD3State, keys: Array, *, delayed: bool) -> tuple[TD3State, Metrics]:

@@ -32,8 +32,8 @@ class CertaintyEquivalence(eqx.Module):
     >>> import jax, marginax as mx
     >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
     >>> estimator = CertaintyEquivalence.init(3, 2, mdp.discount, mu=mu)
-    >>> for key in jax.random.split(jax.random.key(0), 50):
-    ...     estimator = estimator.update(mx.trajectories.sample(mdp, mu, key, episodes=1, horizon=20))
+    >>> batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=200, horizon=20)
+    >>> estimator = estimator.update(batch)
     >>> estimator.weights(mx.traces.retrace(pi, mu))[0, 0].round(2)
     Array([[1. , 0. ],
            [1. , 0. ],

@@ -68,8 +68,8 @@ class MonteCarlo(eqx.Module):
     >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
     >>> c = mx.traces.retrace(pi, mu)
     >>> estimator = MonteCarlo.init(3, 2, mdp.discount)
-    >>> for key in jax.random.split(jax.random.key(0), 50):
-    ...     estimator = estimator.update(mx.trajectories.sample(mdp, mu, key, episodes=1, horizon=20), c)
+    >>> batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=200, horizon=20)
+    >>> estimator = estimator.update(batch, c)
     >>> estimator.weights(c)[0, 0, 1]
     Array([1., 0.], dtype=float32)
     """
