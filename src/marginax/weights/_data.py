@@ -19,6 +19,7 @@ __all__ = [
     "count_starts",
     "discount_of",
     "divide",
+    "eliminate",
     "link_steps",
     "read_steps",
     "rows_of",
@@ -179,6 +180,20 @@ def divide(numerator: Array, denominator: Array) -> Array:
     """Entry by entry; zero where nothing was met."""
     met = denominator > 0
     return jnp.where(met, numerator / jnp.where(met, denominator, 1), 0)
+
+
+def eliminate(system: Float[Array, "k k_and_one"]) -> Float[Array, "k"]:
+    """Solves ``A x = b`` given as ``[A | b]`` by Gauss-Jordan elimination, for A that needs no pivoting.
+
+    `vmap` and any device take it well. (LAPACK's solver inside a loop can block XLA's few threads on a CPU for good.)
+    """
+
+    def step(i: Array, system: Array) -> Array:
+        row = system[i] / system[i, i]
+        return (system - system[:, i][:, None] * row).at[i].set(row)
+
+    k = system.shape[0]
+    return jax.lax.fori_loop(0, k, step, system)[:, k]
 
 
 def rows_of(links: Links, rows: int, start: int | None) -> Int[Array, "B T"]:

@@ -15,6 +15,7 @@ from marginax.weights._data import (
     assemble,
     count_starts,
     discount_of,
+    eliminate,
     link_steps,
     rows_of,
     start_of,
@@ -268,7 +269,7 @@ def _updated_weights(estimator: Regression, trajectories: Trajectory, c: Array) 
 
 
 def _solve(gram: Float[Array, "n k k"], moment: Float[Array, "n k"], ridge: Array) -> Float[Array, "n k"]:
-    """Solves positive definite systems side by side by Gauss-Jordan elimination, which `vmap` and any device take well."""
+    """Solves positive definite systems side by side."""
     k = gram.shape[-1]
     mean = jnp.trace(gram, axis1=1, axis2=2)[:, None, None] / k
     scale = jnp.where(mean > 0, mean, 1)
@@ -276,10 +277,4 @@ def _solve(gram: Float[Array, "n k k"], moment: Float[Array, "n k"], ridge: Arra
     # A direction without data (or all of them, at a start without any): its coefficient is zero.
     empty = jnp.diagonal(system, axis1=1, axis2=2) <= ridge
     system = system + jnp.where(empty, 1.0, 0.0)[:, :, None] * jnp.eye(k, k + 1)
-
-    def eliminate(i: Array, system: Array) -> Array:
-        row = system[:, i] / system[:, i, i][:, None]
-        others = system - system[:, :, i][:, :, None] * row[:, None, :]
-        return others.at[:, i].set(row)
-
-    return jax.lax.fori_loop(0, k, eliminate, system)[:, :, k]
+    return jax.vmap(eliminate)(system)

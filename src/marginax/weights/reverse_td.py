@@ -27,6 +27,7 @@ from marginax.weights._data import (
     count_starts,
     discount_of,
     divide,
+    eliminate,
     link_steps,
     read_steps,
     rows_of,
@@ -159,7 +160,7 @@ class ReverseTD(eqx.Module):
             flows, scale, first, total = each
             # In units of arrivals, m = d u: m = first + m F / d, whose rows sum to less than γ.
             kernel = divide(scale[:, None] * flows, jnp.broadcast_to(total[:, None], flows.shape))
-            return divide(jnp.linalg.solve((identity - kernel).T, first), total)
+            return divide(eliminate(jnp.column_stack([(identity - kernel).T, first])), total)
 
         by_row = jax.tree.map(lambda field: jnp.moveaxis(field, -1, 0), (self.flows, scale, first, total))
         return jax.lax.map(solve, by_row, batch_size=32)
@@ -188,7 +189,8 @@ def reverse_td(
     r"""TD weights $\hat w = \hat u c$ with $\hat u$ the fixed point of reverse TD, $u(x_{t+1}) \leftarrow c_t\, u(x_t)$, $u(x_1) \leftarrow 1$.
 
     The head of this module derives it; `ReverseTD` has the details and the incremental form. It needs no model and forms no
-    products of traces, and its errors are close to those of `certainty_equivalence`.
+    products of traces. With little data its errors are close to those of `certainty_equivalence`; where trajectories are cut off, it
+    keeps the bias of `monte_carlo`, which falls with their length and not with their number.
 
     Args:
         trajectories: fields `[..., T]`.
