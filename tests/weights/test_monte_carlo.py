@@ -92,6 +92,7 @@ def test_padding_is_never_read():
     np.testing.assert_array_equal(monte_carlo(reference.poisoned(data), C), monte_carlo(data, C))
 
 
+@pytest.mark.slow
 def test_converges_to_the_exact_weights_and_the_printed_form_does_not():
     exact = mx.weights.exact(MDP, MU, C)
     errors = [
@@ -105,12 +106,14 @@ def test_converges_to_the_exact_weights_and_the_printed_form_does_not():
     assert np.abs(printed - exact).mean() > 0.5 * exact.mean()
 
 
+@pytest.mark.slow
 def test_state_weights_converge_to_the_exact_ones():
     exact = mx.weights.exact_states(MDP, MU, C)
     estimate = monte_carlo_states(batch(1, episodes=40_000, horizon=40), C)
     assert np.abs(estimate - exact).max() < 0.05
 
 
+@pytest.mark.slow
 def test_cutting_trajectories_short_biases_the_sums():
     exact = mx.weights.exact(MDP, MU, C)
     short = monte_carlo(batch(1, episodes=40_000, horizon=3), C)

@@ -84,6 +84,7 @@ def test_padding_is_never_read():
     )
 
 
+@pytest.mark.slow
 def test_converges_to_exact_weights_that_the_features_hold():
     exact = mx.weights.exact(MDP, MU, C)
     left, scale, right = np.linalg.svd(mx.weights.paths(MDP, MU, C).reshape(10, 5), full_matrices=False)

@@ -69,6 +69,7 @@ def test_a_start_without_data_has_zero_weights():
     assert np.isfinite(table).all()
 
 
+@pytest.mark.slow
 def test_converges_to_the_exact_weights_with_far_less_data_than_monte_carlo():
     exact, states = mx.weights.exact(MDP, MU, C), mx.weights.exact_states(MDP, MU, C)
     few, many = batch(1, episodes=200, horizon=40), batch(2, episodes=4_000, horizon=40)
