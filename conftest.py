@@ -59,3 +59,28 @@ def _resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+def _skip_without_wheels(error: ImportError) -> None:
+    if "has no wheels for Python" in str(error):
+        pytest.skip(str(error))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item):
+    """Skips what needs a simulator that this Python has no wheels for."""
+    try:
+        return (yield)
+    except ImportError as error:
+        _skip_without_wheels(error)
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item):
+    """The same for what a test itself imports."""
+    try:
+        return (yield)
+    except ImportError as error:
+        _skip_without_wheels(error)
+        raise

@@ -18,7 +18,6 @@ from marginax.experiments.measures import (
     ONE,
     PATHS,
     RETRACE,
-    REVERSE,
     log_ratio,
 )
 from marginax.experiments.runner import Arrays, Experiment, Part
@@ -138,16 +137,14 @@ class OpenWorld(Experiment):
         }
 
     def compute_family(self, seeds: range) -> Arrays:
-        """Errors `[members, multi-step and certainty equivalence, seeds, iterations]`, those of reverse TD per clip."""
+        """Errors `[members, multi-step and certainty equivalence, seeds, iterations]`."""
         problem = self.problem()
         stream = measures.streams(problem, seeds, self.iterations, self.horizon, self.seed)
         errors = [
             [self.learn(stream, operator, c)[1] for operator in (RETRACE, CERTAINTY)]
             for c in self.members(problem.pi, problem.mu).values()
         ]
-        clips = [mx.traces.retrace(problem.pi, problem.mu, clip=clip) for clip in self.clip]
-        reverse = [self.learn(stream, REVERSE, c)[1] for c in clips]
-        return {"errors": np.asarray(errors, np.float32), "reverse": np.asarray(reverse, np.float32)}
+        return {"errors": np.asarray(errors, np.float32)}
 
     def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
         chunks = [arrays for label, arrays in data.items() if label.startswith("seeds-")]
@@ -155,7 +152,7 @@ class OpenWorld(Experiment):
         values = np.concatenate([arrays["values"] for arrays in chunks], axis=1)
         lengths = np.concatenate([arrays["lengths"] for arrays in chunks])
         self._maps(folder, values)
-        self._curves(folder, errors, data.get("family"))
+        self._curves(folder, errors)
         rows = [
             (kind, clip, i + 1, float(curve[:, i].mean()), float(np.median(curve[:, i])))
             for (kind, clip), curve in zip(self.runs(), errors, strict=True)
@@ -193,7 +190,7 @@ class OpenWorld(Experiment):
                 report.Figure(
                     "errors",
                     f"Relative error at the start, averaged over actions: mean of {self.seeds} runs and the middle half "
-                    f"of them; reverse TD on the first {min(CHUNK, self.seeds)} only.",
+                    "of them.",
                     "Error curves on the Open World",
                     "On the Open World the marginalized operator with certainty-equivalent weights at clip "
                     f"{high:g} is within 10% after {times[CERTAINTY, high]} trajectories; Retrace needs "
@@ -234,11 +231,9 @@ class OpenWorld(Experiment):
                 axis.set_title(title, fontsize=7.5)
             figure.colorbar(drawn, ax=axes, shrink=0.5, aspect=40, pad=0.01, label="value of the cell")
 
-    def _curves(self, folder: Path, errors: np.ndarray, family: Arrays | None) -> None:
+    def _curves(self, folder: Path, errors: np.ndarray) -> None:
         with report.panels(folder, "errors", (7.2, 3.4), 1, 2, sharey=True) as (figure, axes):
-            for k, (axis, clip) in enumerate(zip(axes[0], self.clip, strict=True)):
-                if family is not None:
-                    report.draw_curves(axis, np.arange(1, self.iterations + 1), family["reverse"][k], REVERSE)
+            for axis, clip in zip(axes[0], self.clip, strict=True):
                 for (kind, used), curve in zip(self.runs(), errors, strict=True):
                     if used in (0.0, clip):
                         report.draw_curves(axis, np.arange(1, self.iterations + 1), curve, kind)
@@ -255,8 +250,6 @@ class OpenWorld(Experiment):
         ]
         if family is not None:
             _, pi, mu = self.problem()
-            for clip, curve in zip(self.clip, family["reverse"], strict=True):
-                lines.append((REVERSE, rf"Retrace, $\bar c$ = {clip:g}", curve))
             for name, curves in zip(self.members(pi, mu), family["errors"], strict=True):
                 lines += [(RETRACE, name, curves[0]), (CERTAINTY, name, curves[1])]
         steps, half = np.arange(1, self.iterations + 1), self.iterations // 2
