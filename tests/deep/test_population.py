@@ -62,7 +62,7 @@ def plain():
     return run()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_equals_a_plain_loop_with_policies_one_block_old(plain):
     """One agent after the other, block by block: play with the parameters of two blocks ago, then td3.update_block."""
     for name, seed, agent in (("one-step", 4, 1), ("marginalized", 3, 2)):
@@ -96,7 +96,7 @@ def test_equals_a_plain_loop_with_policies_one_block_old(plain):
         assert line["return"] == returns.mean()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_lines_are_complete(plain):
     assert list(numbers(plain)) == [
         (name, seed, step)
@@ -111,7 +111,7 @@ def test_workers_change_nothing(plain):
     assert_close(plain, run(workers=2), rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_groups_apart_learn_as_they_do_together(plain):
     for label in GROUPS:
         alone = run(dataclasses.replace(CONFIG, groups={label: GROUPS[label]}))
@@ -136,7 +136,7 @@ def test_stopped_and_resumed_equals_left_alone(plain, overlap, tmp_path):
     assert_close(whole, population, rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_returns_of_training_belong_to_the_block_they_ended_in(tmp_path):
     """With overlap too, and whenever a checkpoint is written: Pendulum's episodes end every 200 steps."""
     agent = TD3Config(**{**SMALL, "update_every": 50, "update_after": 5000})
@@ -150,7 +150,7 @@ def test_returns_of_training_belong_to_the_block_they_ended_in(tmp_path):
     assert population.lines == whole.lines
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_longer_run_carries_on(plain, tmp_path):
     short = dataclasses.replace(CONFIG, steps=160)
     run(short, folder=tmp_path)
@@ -229,7 +229,7 @@ def test_failed_agent_is_noted_and_others_go_on(plain):
             np.testing.assert_array_equal(numbers(population)[key], value)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_settings_of_each_group_count():
     """Replay size, discount and the bound of divergence are a group's own; other programs get learners of their own."""
     groups = {
@@ -244,7 +244,7 @@ def test_settings_of_each_group_count():
     assert "the mean of |Q| reached" in population.failures[0]["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_replay_ring_keeps_the_newest():
     """With a capacity below the steps, old transitions are overwritten block by block."""
     config = TD3Config(**{**SMALL, "update_after": 1000})
@@ -258,7 +258,7 @@ def test_replay_ring_keeps_the_newest():
     assert int(learner.state.added) == 50
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_delay_that_does_not_divide_the_block_counts_on():
     """Blocks of 3 updates with a policy delay of 2, against updates one by one."""
     config = TD3Config(hidden=(8,), batch_size=8, update_every=3, update_after=6, policy_delay=2)

@@ -77,7 +77,7 @@ def test_targets_are_those_of_the_library(setting):
     assert target == pytest.approx(float(expected), rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_monte_carlo_truth_is_that_of_the_table():
     """Four Rooms under the uniform policy: every action is the same move, and values solve a linear system."""
     game = make_accelerated("grid/four-rooms")
@@ -130,7 +130,7 @@ def learn(game, true, settings, spoil=None):
     return step(agents, jax.random.key(2))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_settings_share_the_data_and_nothing_else(catch):
     pair = [Setting("retrace", 0.9, 1.0), Setting("marginalized", 1.0, 2.0)]
     _, both = learn(*catch, pair)

@@ -15,13 +15,13 @@ def run(script: str, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_training_ends_as_if_nothing_had_happened():
     table = run("kill_training.py", "--kills", "4", "--simulators", "Pendulum-v1")
     assert table.count("| equal | nothing |") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_damaged_files_are_harmless_or_named():
     table = run("damage_run.py", "--flips", "0", "--steps", "200")
     assert "metrics.jsonl" in table

@@ -79,7 +79,7 @@ def alone(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_seed_k_of_a_run_of_many_equals_the_run_of_seed_k(alone, tmp_path):
     run = open_run(tmp_path, dataclasses.replace(CONFIG, seeds=(0, 1)))
     heard = []
@@ -114,7 +114,7 @@ def command(folder: Path, end: str = "") -> tuple[int, str]:
     return process.wait(), output
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_stopped_and_interrupted_it_ends_with_the_same_metrics(tmp_path):
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     assert command(alone)[0] == 0
@@ -205,7 +205,7 @@ def test_values_beyond_any_return_are_divergence(tmp_path):
     assert population.step == found["step"] == 100
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_part_that_fails_ends_alone(tmp_path):
     run = open_run(tmp_path, dataclasses.replace(CONFIG, seeds=(0, 1), steps=200))
     train(tmp_path, run)

@@ -40,7 +40,7 @@ def toy(tmp_path_factory):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
 def test_an_experiment_leaves_figures_data_and_claims(toy, name):
     results = toy(name)
@@ -65,7 +65,7 @@ def test_an_experiment_leaves_figures_data_and_claims(toy, name):
     assert all(figure.finding.endswith(".") for figure in section.figures)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_report_shows_all_of_them(toy):
     for name in SMALL:
         results = toy(name)
@@ -82,7 +82,7 @@ def test_the_report_shows_all_of_them(toy):
     assert len(main) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_the_report_prints_on_twelve_pages(toy, tmp_path):
     for name in SMALL:
@@ -93,7 +93,7 @@ def test_the_report_prints_on_twelve_pages(toy, tmp_path):
     assert 3 <= len(re.findall(rb"/Type\s*/Page\b(?!s)", (tmp_path / "report.pdf").read_bytes())) <= 12
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["weights", "theory"])
 def test_a_fresh_run_gives_the_numbers_of_the_docs(name, tmp_path):
     """The two experiments that take seconds at full size; the pages are checked against the same stored results."""
@@ -106,7 +106,7 @@ def test_a_fresh_run_gives_the_numbers_of_the_docs(name, tmp_path):
     np.testing.assert_allclose([claim.effect for claim in fresh.claims], effects, rtol=1e-3, atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_second_run_finds_everything_finished(toy, capsys):
     results = toy("chain")
     before = (results / "chain" / "result.json").stat().st_mtime_ns
@@ -116,7 +116,7 @@ def test_a_second_run_finds_everything_finished(toy, capsys):
     assert (results / "chain" / "result.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_curves_in_the_csv_are_those_of_the_library(toy):
     """One number of the chain's CSV, learned again by hand."""
     with (toy("chain") / "chain" / "chain.csv").open() as file:

@@ -16,7 +16,7 @@ TOY += ["--seeds", "2", "--steps", "80", "--evaluate-every", "20", "--episodes",
 TOY += ["--agent.batch-size", "4", "--agent.update-every", "10", "--agent.update-after", "20"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_runs_writes_and_does_not_run_again(tmp_path, capsys):
     words = [*TOY, "--out", str(tmp_path)]
     assert main(words) == 0
@@ -34,7 +34,7 @@ def test_runs_writes_and_does_not_run_again(tmp_path, capsys):
     assert main(["plot", str(tmp_path / "control" / "Pendulum-v1"), "--out", str(tmp_path)]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stopped_at_its_time_limit_it_carries_on(tmp_path, capsys):
     words = [*TOY, "--out", str(tmp_path)]
     assert main([*words, "--time-limit", "1s"]) == 0
