@@ -65,7 +65,7 @@ def rlax_peng(v_next, rewards, discounts, decay):
 def test_rlax_keeps_the_rules_but_reads_what_follows_an_end(fn, algorithm):
     """It multiplies by the discount of 0, which NaN survives, and knows no truncation."""
     report = check_targets(fn, algorithm)
-    assert report.broken == (END,), str(report)
+    assert END in report.broken and all(rule.startswith("NaN") for rule in report.broken), str(report)
     assert {row.note for row in report.rows if row.status == "not tested"} == {"takes no `truncated`"}
 
 

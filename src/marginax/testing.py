@@ -13,7 +13,6 @@ import numpy as np
 
 __all__ = ["Report", "Row", "check_targets"]
 
-Algorithm = Literal["retrace", "vtrace", "n-step", "peng", "marginalized"]
 
 # What the function is called with, by name.
 ARGUMENTS = {
@@ -230,7 +229,7 @@ def _cases(algorithm: str, discount: float) -> Iterator[tuple[str, _Sequence, _S
 
 def check_targets(
     fn: Callable[..., Any],
-    algorithm: Algorithm,
+    algorithm: str,
     *,
     clip: float = 1.0,
     rho_clip: float = 1.0,

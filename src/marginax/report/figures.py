@@ -26,7 +26,7 @@ class OperatorStyle:
 
 OPERATORS = {
     "one-step": OperatorStyle("one-step", "#000000", "s"),
-    "n-step": OperatorStyle("n-step", "#E69F00", "p"),
+    "n-step": OperatorStyle("n-step", "#B15928", "4"),
     "retrace": OperatorStyle("Retrace", "#D55E00", "o"),
     "retrace-paper": OperatorStyle("Retrace of the paper's agent", "#8C2D04", "8"),
     "tree-backup": OperatorStyle("tree backup", "#999999", "P"),
@@ -42,7 +42,7 @@ OPERATORS = {
     "marginalized-exact": OperatorStyle("marginalized, exact weights", "#56B4E9", "x"),
     "marginalized-paths": OperatorStyle("marginalized, Monte Carlo of the path", "#117733", "+"),
     "marginalized-reverse-td": OperatorStyle("marginalized, reverse TD", "#661100", "1"),
-    "marginalized-as-printed": OperatorStyle("marginalized, Algorithm 2 as printed", "#CC79A7", "v"),
+    "marginalized-as-printed": OperatorStyle("marginalized, Algorithm 2 as printed", "#EE99AA", "2"),
     "marginalized-regression": OperatorStyle("marginalized, regression", "#332288", "<"),
     "marginalized-saddle-point": OperatorStyle("marginalized, saddle point", "#882255", ">"),
     "marginalized-fenchel": OperatorStyle("marginalized, Fenchel", "#44AA99", "h"),
