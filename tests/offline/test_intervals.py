@@ -8,7 +8,6 @@ import marginax as mx
 from marginax.offline import Log, concentration, evaluate
 from marginax.offline.importance import ImportanceSums
 from marginax.offline.results import clipped_lower_bound
-from marginax.statistics import studentised_bootstrap
 
 REPETITIONS = 200
 NAMES = (
@@ -50,23 +49,6 @@ def test_intervals_cover_at_their_nominal_rate(coverage, name):
 @pytest.mark.slow
 def test_the_concentration_bound_always_covers(coverage):
     assert coverage["bound"] == 1.0
-
-
-def test_bootstrap_of_a_skewed_mean_covers_where_the_normal_interval_falls_short():
-    rng = np.random.default_rng(0)
-    inside = normal = 0
-    for _ in range(400):
-        x = rng.lognormal(sigma=1.0, size=40)
-        truth = np.exp(0.5)
-        inside += truth in studentised_bootstrap(x.mean(), x - x.mean())
-        normal += abs(x.mean() - truth) < 1.96 * x.std(ddof=1) / np.sqrt(40)
-    assert inside / 400 > 0.91
-    assert inside >= normal
-
-
-def test_degenerate_samples_have_no_false_width():
-    assert studentised_bootstrap(2.0, np.zeros(10)).width < 1e-5
-    assert studentised_bootstrap(2.0, np.zeros(1)).width == np.inf
 
 
 def test_the_clipped_bound_is_a_lower_bound_for_heavy_tails():
