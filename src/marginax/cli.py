@@ -57,9 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(words[0], words[1:])
     except KeyboardInterrupt:
-        _fail("interrupted")
         if arguments is None:  # threads that still compute would keep the interpreter from ending
-            _exit()
+            _exit_interrupted()
+        _fail("interrupted")
         return INTERRUPTED
     except (ValueError, OSError, RuntimeError, ImportError, MemoryError) as error:
         return _fail(str(error) or type(error).__name__)
@@ -123,8 +123,9 @@ def _nearest_choice(text: str) -> str | None:
 def _end_soon_after_interrupt() -> None:
     """Ends the process soon after Ctrl-C even while compiled code holds the main thread.
 
-    Python raises `KeyboardInterrupt` between two of its own instructions, and a compilation may keep it from the next
-    one for minutes. Files are written whole or not at all, so that ending at any moment loses nothing.
+    Python raises `KeyboardInterrupt` between two of its own instructions. A compilation may keep it from the next one
+    for minutes, and a callback of the garbage collector swallows it. Files are written whole or not at all, so that
+    ending at any moment loses nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -136,20 +137,31 @@ def _end_soon_after_interrupt() -> None:
         while signal.SIGINT not in ours.recv(64):
             pass
         time.sleep(_PATIENCE)
-        _exit()
+        _exit_interrupted()
+
+    def unraisable(event: Any) -> None:
+        if not issubclass(event.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(event)
 
     threading.Thread(target=watch, daemon=True).start()
+    sys.unraisablehook = unraisable
     _KEPT.append(signals)
 
 
 _KEPT: list[socket.socket] = []
+_LEAVING = threading.Lock()
 
 
-def _exit() -> None:
-    for stream in (sys.stdout, sys.stderr):
+def _exit_interrupted() -> None:
+    """Say it once, show the cursor that a progress bar hid, and end without waiting for threads."""
+    with _LEAVING:
         with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(INTERRUPTED)
+            if sys.stderr.isatty():
+                sys.stderr.write("\x1b[?25h\n")
+            _fail("interrupted")
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(INTERRUPTED)
 
 
 def _fail(sentence: str) -> int:

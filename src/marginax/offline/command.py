@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
@@ -58,46 +55,15 @@ def evaluate(
         engine: where the work runs: this machine, or a Ray cluster for tabular logs in many Parquet or CSV files.
         address: of the Ray cluster, such as 10.0.0.1:6379; by default one that runs already, or one that is started here.
     """
-    begin = time.monotonic()
-    if out is not None:
-        check_writable(out)
-    with _stoppable():
-        return _evaluate(
-            data,
-            policy,
-            out,
-            encoding,
-            behaviour,
-            begin,
-            network_steps,
-            discount=discount,
-            horizon=horizon,
-            policy_kind=policy_kind,
-            estimators=estimators or None,
-            reward_range=reward_range,
-            level=level,
-            seed=seed,
-            engine=engine,
-            address=address,
-        )
-
-
-def _evaluate(
-    data: str,
-    policy: tuple[str, ...],
-    out: Path | None,
-    encoding: Path | None,
-    behaviour: str,
-    begin: float,
-    network_steps: int,
-    **settings: Any,
-) -> int:
     from marginax.offline.networks import Training
     from marginax.offline.page import write_report
     from marginax.offline.pipeline import evaluate as evaluate_log
     from marginax.offline.policies import TablePolicy, load_policy
     from marginax.offline.ranking import Ranking
 
+    begin = time.monotonic()
+    if out is not None:
+        check_writable(out)
     source = _open(data, encoding)
     table: Any = behaviour
     if behaviour not in ("auto", "logged", "estimated"):
@@ -112,7 +78,15 @@ def _evaluate(
             behaviour=table,
             progress=progress,
             training=Training(steps=count("network_steps", network_steps)),
-            **settings,
+            discount=discount,
+            horizon=horizon,
+            policy_kind=policy_kind,
+            estimators=estimators or None,
+            reward_range=reward_range,
+            level=level,
+            seed=seed,
+            engine=engine,
+            address=address,
         )
     _show_ranking(result) if isinstance(result, Ranking) else _show(result)
     if out is not None:
@@ -151,37 +125,6 @@ def _named(policies: tuple[str, ...]) -> dict[str, str]:
     if len(set(names)) < len(names):
         raise ValueError(f"the policy {names[0]!r} is given twice")
     return dict(zip(names, policies, strict=True))
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Ends the process at once, with status 130, when it is interrupted: also in the middle of compiled code.
-
-    A thread waits for the signal. Files are written whole or not at all, so that nothing is left half done.
-    """
-    here = threading.current_thread() is threading.main_thread()
-    if not here or not hasattr(signal, "sigtimedwait"):
-        yield
-        return
-    done = threading.Event()
-
-    def wait() -> None:
-        while not done.is_set():
-            if signal.sigtimedwait({signal.SIGINT}, 0.2) is not None:
-                os.write(
-                    2, b"\x1b[?25h\nmarginax: interrupted\n" if os.isatty(2) else b"marginax: interrupted\n"
-                )
-                os._exit(130)
-
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
