@@ -15,6 +15,7 @@ ROOMS = [
         "_checks",
         "_solve",
         "_files",
+        "_folders",
         "statistics",
         "policies",
         "mdp",
@@ -38,7 +39,7 @@ ROOMS = [
 ENDS = {"experiments", "cli"}  # nothing imports these: `cli` finds `experiments` by name, when asked
 OPTIONAL = {
     *("dm_control", "gymnasium", "minari", "mujoco", "pyarrow", "pybullet", "pybullet_envs_gymnasium"),
-    *("ray", "tensorboardX", "torch"),
+    *("fsspec", "ray", "tensorboardX", "torch"),
 }
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))

@@ -133,7 +133,7 @@ def test_killed_stopped_and_interrupted_it_ends_with_the_same_metrics(tmp_path):
 
 
 def test_two_commands_do_not_share_a_folder(tmp_path):
-    from marginax.engine.processes import Lock
+    from marginax._folders import Lock
 
     run = open_run(tmp_path, CONFIG)
     with Lock(tmp_path), pytest.raises(RuntimeError, match=f"in use by process {os.getpid()}"):

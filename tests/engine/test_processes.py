@@ -123,29 +123,3 @@ def test_children_end_with_their_parent(end):
         process.send_signal(signal.SIGKILL if end == "stopped" else getattr(signal, end))
     process.wait(timeout=60)
     assert all(gone(int(pid)) for pid in pids)
-
-
-def test_a_lock_names_its_holder_and_goes_with_it(tmp_path):
-    script = """
-    import pathlib, sys, time
-    from marginax.engine.processes import Lock
-    with Lock(pathlib.Path(sys.argv[1])):
-        print("held", flush=True)
-        time.sleep(600)
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "run")], stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"held\n"
-    with (
-        pytest.raises(RuntimeError, match=rf"run' is in use by process {process.pid} \(.*\) on .* since 20"),
-        processes.Lock(tmp_path / "run"),
-    ):
-        pass
-    process.kill()
-    process.wait()
-    assert (tmp_path / "run" / ".lock").exists()
-    with processes.Lock(tmp_path / "run"):
-        assert str(os.getpid()) in (tmp_path / "run" / ".lock").read_text()
-    assert list((tmp_path / "run").iterdir()) == []

@@ -17,7 +17,7 @@ import rich.console
 
 from marginax import engine, report
 from marginax._files import write_csv
-from marginax.engine import processes
+from marginax._folders import Lock
 from marginax.experiments import runner
 
 CALLS: list[int] = []
@@ -178,7 +178,7 @@ def test_the_fingerprint_of_code_follows_imports(tmp_path, monkeypatch):
 
 def test_two_runs_do_not_share_a_folder(tmp_path):
     with (
-        processes.Lock(tmp_path / "squares"),
+        Lock(tmp_path / "squares"),
         pytest.raises(RuntimeError, match=rf"squares' is in use by process {os.getpid()}"),
     ):
         run(tmp_path)

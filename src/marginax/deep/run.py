@@ -23,11 +23,12 @@ from types import FrameType
 from typing import Any
 
 from marginax._files import load_json, save_json
-from marginax.deep.checkpoint import manifest, tidy
+from marginax._folders import Lock, fetch, opened, push, whereabouts
+from marginax.deep.checkpoint import MANIFEST, manifest, tidy
 from marginax.deep.config import PopulationConfig
 from marginax.deep.metrics import agent_name, read_metrics
 from marginax.engine import Engine, Task, processes
-from marginax.engine.processes import Channel, Child, Lock, cores
+from marginax.engine.processes import Channel, Child, cores
 
 SETTINGS = "run.json"
 _DEATHS = 5  # in a row, without a checkpoint in between
@@ -186,7 +187,7 @@ def train(
     Returns:
         The status of every part; a part that failed in another way than by diverging is `failed`, with its reason.
     """
-    deadline = None if seconds is None else time.monotonic() + seconds
+    until = None if seconds is None else time.time() + seconds
     with Lock(folder), _Sigterm() as sigterm:
         outcome = {name: status(folder / name, config) for name, config in run.parts.items()}
         waiting = [name for name, found in outcome.items() if found["state"] in ("new", "stopped")]
@@ -201,12 +202,12 @@ def train(
         def begin(name: str) -> None:
             (folder / name).mkdir(exist_ok=True)
             arguments = {
-                "folder": str(folder / name),
+                **whereabouts(folder / name),
                 "config": run.parts[name].to_json(),
                 "workers": simulating if run.together else 0,
                 "checkpoint_minutes": checkpoint_minutes,
                 "keep_replay": keep_replay,
-                "seconds": None if deadline is None else max(0.0, deadline - time.monotonic()),
+                "until": until,
             }
             variables = part_environment(None if run.together else cores() // side_by_side)
             log = folder / name / "worker.log"
@@ -219,7 +220,7 @@ def train(
 
         try:
             while waiting or running:
-                over = sigterm.seen or (deadline is not None and time.monotonic() >= deadline)
+                over = sigterm.seen or (until is not None and time.time() >= until)
                 while waiting and len(running) < side_by_side and not over:
                     begin(waiting.pop(0))
                 if not running:
@@ -234,6 +235,7 @@ def train(
                     except processes.ProcessFailed as error:
                         end(name, {**outcome[name], "state": "failed", "reason": str(error)})
                     except processes.ProcessDied as error:
+                        fetch(folder / name)
                         step = status(folder / name, run.parts[name])["step"]
                         before, count = deaths.get(name, (step, 0))
                         count = count + 1 if step == before else 1
@@ -248,6 +250,7 @@ def train(
                             begin(name)
         finally:
             processes.stop(list(running.values()), grace=0)
+        fetch(folder)
         if sigterm.seen:
             raise SystemExit(143)
     return outcome
@@ -264,31 +267,33 @@ def train_elsewhere(
 ) -> dict[str, dict[str, Any]]:
     """Train all parts of several runs, by name, where an engine places them; see `train`.
 
-    The folders must be reachable under the same paths from every machine. A part whose machine is lost is placed again
-    and carries on from its checkpoint.
+    The folders must be reachable under the same paths from every machine, or be copies of some on another file system.
+    A part whose machine is lost is placed again and carries on from its checkpoint.
     """
     outcome: dict[str, dict[str, Any]] = {}
     tasks = []
+    until = None if seconds is None else time.time() + seconds
     with contextlib.ExitStack() as locks:
         for title, (folder, run) in runs.items():
             locks.enter_context(Lock(folder))
             for part, config in run.parts.items():
-                name, place = f"{title} {part}", (folder / part).resolve()
+                name, place = f"{title} {part}", folder / part
                 outcome[name] = status(place, config)
                 if outcome[name]["state"] not in ("new", "stopped"):
                     listen(name, outcome[name])
                     continue
                 place.mkdir(exist_ok=True)
                 arguments = {
-                    "folder": str(place),
+                    **whereabouts(place),
                     "config": config.to_json(),
                     "workers": int(engine.cpus) - 1 if run.together else 0,
                     "checkpoint_minutes": checkpoint_minutes,
                     "keep_replay": keep_replay,
-                    "seconds": seconds,
+                    "until": until,
                 }
                 variables = part_environment(None if run.together else int(engine.cpus))
                 tasks.append(Task(name, train_part, arguments, environment=variables))
+            push(folder)
 
         def hear(task: Task, message: Any) -> None:
             listen(task.name, {"state": "training"} if message == "started" else message)
@@ -298,6 +303,8 @@ def train_elsewhere(
             failed = {**outcome[name], "state": "failed", "reason": str(found.error)}
             outcome[name] = found.value if found.error is None else failed
             listen(name, outcome[name])
+        for folder, _ in runs.values():
+            fetch(folder)
     return outcome
 
 
@@ -330,31 +337,37 @@ class _Sigterm:
 
 def train_part(
     channel: Channel,
-    folder: str,
+    address: str,
+    below: str,
     config: dict[str, Any],
     workers: int,
     checkpoint_minutes: float,
     keep_replay: bool,
-    seconds: float | None,
+    until: float | None,
 ) -> dict[str, Any]:
-    """What a part's process does: train its population, and say how far it is."""
-    deadline = None if seconds is None else time.monotonic() + seconds
-    settings, place = PopulationConfig.from_json(config), Path(folder)
-    with _Sigterm() as sigterm, _patient_lock(place):
+    """What a part's process does: train its population until it has its steps or a time of day, and say how far it is."""
+    settings = PopulationConfig.from_json(config)
+    with _Sigterm() as sigterm, opened(address, below) as place, _patient_lock(place):
+        if until is not None and time.time() >= until:  # it has waited for a free machine
+            return status(place, settings)
         _tidy(place)
         from marginax.deep.population import Population
 
         with Population(settings, workers=workers, folder=place) as population:
+            push(place)
             spread_threads()
             marks: list[tuple[float, int]] = []
-            said = 0.0
+            said, saved = 0.0, _saved(place)
 
             def stop() -> bool:
-                late = deadline is not None and time.monotonic() + population.seconds_to_save >= deadline
+                late = until is not None and time.time() + population.seconds_to_save >= until
                 return sigterm.seen or late
 
             def report(population: Population, lines: list[dict[str, Any]]) -> None:
-                nonlocal said
+                nonlocal said, saved
+                if _saved(place) != saved:
+                    saved = _saved(place)
+                    push(place)
                 now = time.monotonic()
                 if lines or now - said >= 0.2:
                     said = now
@@ -367,6 +380,11 @@ def train_part(
                 stop=stop, checkpoint_minutes=checkpoint_minutes, keep_replay=keep_replay, report=report
             )
         return status(place, settings)
+
+
+def _saved(folder: Path) -> int:
+    """When the last checkpoint was written."""
+    return (folder / "checkpoint" / MANIFEST).stat().st_mtime_ns
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import marginax as mx
 from marginax import report
 from marginax._checks import choice
 from marginax._files import write_csv
+from marginax._folders import opened
 from marginax.engine import Engine, make
 from marginax.experiments import runner
 from marginax.experiments.runner import Experiment
@@ -38,8 +39,8 @@ class Options:
 
     seeds: int | None = None
     """Number of seeds; by default the experiment's own (the paper's, where it names one)."""
-    out: Path = Path("out")
-    """Folder for the results."""
+    out: str = "out"
+    """Folder for the results: a path, or an address such as s3://bucket/folder."""
     quick: bool = False
     """A first look: few seeds, short curves."""
     discount: float | None = None
@@ -130,17 +131,17 @@ def load(name: str) -> type[Experiment]:
 def _reproduce(experiments: list[Experiment], options: Options) -> None:
     console = rich.console.Console(stderr=True)
     try:
-        with options.place() as place:
-            ready = [each.prepared(options.out / each.name, options.workers, place) for each in experiments]
-            sections = runner.run(
-                ready, options.out, workers=options.workers or 2, console=console, engine=place
-            )
+        with opened(options.out, without="checkpoint/*.npz") as out:
+            with options.place() as place:
+                ready = [each.prepared(out / each.name, options.workers, place) for each in experiments]
+                workers = options.workers or 2
+                sections = runner.run(ready, out, workers=workers, console=console, engine=place)
+            path = write_report(out)
     except KeyboardInterrupt:
         console.print("stopped; what is finished is kept, and the same command carries on")
         raise
-    path = write_report(options.out)
     print_claims([claim for section in sections for claim in section.claims])
-    console.print(f"[green]✓[/] {path}", highlight=False)
+    console.print(f"[green]✓[/] {options.out.rstrip('/')}/{path.name}", highlight=False)
 
 
 def print_claims(claims: list[report.Claim], lines: int = 5) -> None:

@@ -26,11 +26,17 @@ import tyro
 import marginax
 from marginax import report
 from marginax._files import check_writable, load_arrays, save_arrays
+from marginax._folders import Lock, push
 from marginax.engine import Engine, Outcome, Task, make
-from marginax.engine.processes import Lock
 
 Arrays = dict[str, np.ndarray]
-PRESENTATION = ("_files", "engine", "report", "experiments/runner")  # no number of a part depends on them
+PRESENTATION = (
+    "_files",
+    "_folders",
+    "engine",
+    "report",
+    "experiments/runner",
+)  # no number of a part depends on them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,6 +282,7 @@ class _Work:
         for other in path.parent.glob(f"{part.label}-{fingerprint(part.settings)}-*.npz"):
             if other != path:
                 other.unlink()
+        push(self.folder)
         self.todo.remove(part)
         self.data[part.label] = arrays
         self.seconds += seconds
@@ -294,6 +301,7 @@ class _Work:
                 versions=report.versions(),
             )
             report.save_section(self.folder, self.saved)
+            push(self.folder)
             note = f"finished, {self.seconds:.1f} s of work"
         console.print(f"[green]✓[/] {self.experiment.name}: {note}", highlight=False)
 

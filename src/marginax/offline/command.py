@@ -15,6 +15,7 @@ import tyro
 
 from marginax._checks import count
 from marginax._files import check_writable
+from marginax._folders import opened
 
 
 def evaluate(
@@ -23,7 +24,7 @@ def evaluate(
     discount: float = 0.99,
     horizon: int | None = None,
     policy_kind: Literal["table", "rows"] | None = None,
-    out: Path | None = None,
+    out: str | None = None,
     behaviour: str = "auto",
     encoding: Path | None = None,
     estimators: tuple[str, ...] = (),
@@ -44,7 +45,7 @@ def evaluate(
         discount: discount factor in [0, 1].
         horizon: number of steps whose rewards count; all if omitted.
         policy_kind: what a policy file with two dimensions holds, where its shape does not say.
-        out: folder for evaluation.html, evaluation.json and the figures.
+        out: folder for evaluation.html, evaluation.json and the figures: a path, or an address such as s3://bucket/folder.
         behaviour: where behaviour probabilities come from: auto, logged, estimated, or a .npy or .csv table.
         encoding: encoding.json of an earlier evaluation: which label of a state or action has which index.
         estimators: names of estimators to run; all that apply if omitted.
@@ -63,7 +64,8 @@ def evaluate(
 
     begin = time.monotonic()
     if out is not None:
-        check_writable(out)
+        with opened(out, without="*") as folder:
+            check_writable(folder)
     source = _open(data, encoding)
     table: Any = behaviour
     if behaviour not in ("auto", "logged", "estimated"):
@@ -90,12 +92,13 @@ def evaluate(
         )
     _show_ranking(result) if isinstance(result, Ranking) else _show(result)
     if out is not None:
-        if source.encoding is not None:
-            text = json.dumps(source.encoding, indent=1, ensure_ascii=False)
-            (out / "encoding.json").write_text(text, encoding="utf-8")
-        command = shlex.join(["marginax", *sys.argv[1:]])
-        page = write_report(result, out, command=command, seconds=time.monotonic() - begin)
-        print(f"Report: {page}")
+        with opened(out, without="*") as folder:
+            if source.encoding is not None:
+                text = json.dumps(source.encoding, indent=1, ensure_ascii=False)
+                (folder / "encoding.json").write_text(text, encoding="utf-8")
+            command = shlex.join(["marginax", *sys.argv[1:]])
+            page = write_report(result, folder, command=command, seconds=time.monotonic() - begin)
+        print(f"Report: {out.rstrip('/')}/{page.name}")
     return 0
 
 
