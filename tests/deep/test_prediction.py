@@ -8,7 +8,8 @@ import pytest
 import marginax as mx
 from marginax.deep import games, prediction
 from marginax.deep.games import Sizes
-from marginax.deep.prediction import Setting, WeightLoss
+from marginax.deep.path_network import PathLoss
+from marginax.deep.prediction import Setting
 from marginax.simulators import make_accelerated
 
 SMALL = Sizes(
@@ -121,8 +122,7 @@ def catch():
 
 
 def learn(game, true, settings, spoil=None):
-    users = [0] * len(settings)
-    init, phase = prediction.program(game, settings, [WeightLoss()], users, discount=0.9, sizes=SMALL)
+    init, phase = prediction.program(game, settings, PathLoss(), discount=0.9, sizes=SMALL)
     agents = init(uniform, jax.random.key(1))
     if spoil is not None:
         agents = agents._replace(q=jax.tree.map(lambda x: x.at[spoil].set(jnp.nan), agents.q))
@@ -155,7 +155,7 @@ def test_settings_share_the_data_and_nothing_else(catch):
 )
 def test_what_cannot_run_is_refused(settings, sizes, message):
     with pytest.raises(ValueError, match=message):
-        prediction.check(settings, [WeightLoss()], [0], Sizes(**sizes))
+        prediction.check(settings, Sizes(**sizes))
 
 
 def test_policies_that_do_not_fit_are_refused(catch):

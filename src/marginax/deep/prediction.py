@@ -7,6 +7,7 @@ target network; both stay for the whole phase, so the target network is evaluate
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from marginax.deep import path_network
 from marginax.deep.games import (
     Game,
     Network,
@@ -27,9 +29,8 @@ from marginax.deep.games import (
     patches,
     rollout,
 )
-from marginax.deep.weight_network import PathNetwork
+from marginax.deep.path_network import PathLoss, PathNetwork, Paths
 from marginax.traces import clip_ratios
-from marginax.weights import losses
 
 OPERATORS = ("one-step", "retrace", "tree-backup", "q-lambda", "peng", "vtrace", "marginalized")
 
@@ -45,29 +46,6 @@ class Setting:
     operator: str
     decay: float = 1.0
     clip: float = np.inf
-
-
-@dataclasses.dataclass(frozen=True)
-class WeightLoss:
-    """How the mean product of traces u is learned: see `marginax.weights.losses.path_deviance`.
-
-    Attributes:
-        power: 0 is least squares, 1 Poisson's deviance, 2 the gamma deviance.
-        mixture: 1 is regression on products of traces, 0 reverse-time TD, between them a mixture.
-        timed: Whether u also sees the time since the start.
-        average: Share of the old running average of the network that each update keeps. Credit is taken, and
-            reverse-time TD bootstraps, from the average.
-        learning_rate: Of Adam.
-
-    >>> WeightLoss().power
-    1.0
-    """
-
-    power: float = 1.0
-    mixture: float = 1.0
-    timed: bool = False
-    average: float = 0.999
-    learning_rate: float = 3e-4
 
 
 class Coefficients(NamedTuple):
@@ -141,10 +119,8 @@ def credit(one: Coefficients, pi: Array, mu: Array, u: Array) -> Float[Array, "T
     trace = one.decay * jnp.where(one.by_ratio, ratio, jnp.where(one.by_pi, pi, 1.0))
     products = jnp.cumprod(trace.at[0].set(1.0))
     before = jnp.concatenate([jnp.ones(1), products[:-1]])
-    times = jnp.arange(len(pi))
-    marginal = one.decay**times * u * ratio
-    later = jnp.where(one.weighted, marginal, jnp.where(one.late, before * ratio, products))
-    return jnp.where(times == 0, 1.0, later)
+    marginal = path_network.credit(u, ratio, one.decay)
+    return jnp.where(one.weighted, marginal, jnp.where(one.late, before * ratio, products)).at[0].set(1.0)
 
 
 def first_target(
@@ -179,9 +155,7 @@ class Agents(NamedTuple):
 
     q: Network
     q_optimiser: Any
-    u: list[PathNetwork]
-    u_average: list[PathNetwork]
-    u_optimiser: Any
+    u: Paths | None
     states: Any
 
 
@@ -193,7 +167,7 @@ class Evaluation(NamedTuple):
             adds to the square, the mean square of its standard errors, is taken off.
         variances: Variance of targets given the pair, over the variance of the true values.
         credits: Mean of Σ_t γ^t D_t.
-        weights: Mean and largest u after the start, `[phases, networks, clips, 2]`.
+        weights: Mean and largest u after the start, `[phases, clips, 2]`.
     """
 
     errors: Array
@@ -205,8 +179,7 @@ class Evaluation(NamedTuple):
 def program(
     game: Game,
     settings: Sequence[Setting],
-    weight_losses: Sequence[WeightLoss],
-    users: Sequence[int],
+    loss: PathLoss,
     *,
     discount: float,
     sizes: Sizes,
@@ -216,17 +189,15 @@ def program(
     Args:
         game: The game.
         settings: The operators.
-        weight_losses: How u is learned, one network for each and for each clip of `marginalized`.
-        users: Which of them each setting uses, `[settings]`; any number for the other operators.
+        loss: How u is learned, by one network for each clip of `marginalized`.
         discount: γ.
         sizes: Sizes.
     """
-    check(settings, weight_losses, users, sizes)
+    check(settings, sizes)
     actions = actions_of(game)
     arrays, length = coefficients(settings), sizes.length
     clips = sorted({s.clip for s in settings if s.operator == "marginalized"})
     places = np.array([clips.index(s.clip) if s.operator == "marginalized" else 0 for s in settings])
-    chosen = np.asarray(users)
     rate = sizes.learning_rate
     adam = optax.adam(optax.linear_schedule(rate, sizes.last_rate * rate, sizes.updates))
     shape = {"filters": sizes.filters, "units": sizes.units}
@@ -234,30 +205,27 @@ def program(
     def make_q(key: Array) -> Network:
         return Network(game.observation_shape, actions, **shape, key=key)
 
-    def make_u(key: Array, timed: bool) -> PathNetwork:
+    def make_u(key: Array) -> Paths:
         trunk_key, head_key = jax.random.split(key)
         trunk = Network(game.observation_shape, 1, **shape, key=trunk_key)
-        start, times = sizes.units + actions, length if timed else 0
-        return PathNetwork(sizes.units, start, (sizes.units,), key=head_key, trunk=trunk, length=times)
+        network = PathNetwork(sizes.units, sizes.units + actions, (sizes.units,), key=head_key, trunk=trunk)
+        return path_network.init(loss, network)
+
+    def copies(tree: Any, count: int) -> Any:
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), tree)
 
     def init(mu: Policy, key: Array) -> Agents:
         q_key, u_key, reset_key, burn_key = jax.random.split(key, 4)
         # One network for all settings of a seed at first, so that only the operator differs.
-        first = make_q(q_key)
-        q = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(settings), *x.shape)), first)
-        u = []
-        for loss in weight_losses:
-            one = make_u(u_key, loss.timed)
-            u.append(jax.tree.map(lambda x: jnp.broadcast_to(x, (len(clips), *x.shape)), one))
+        q = copies(make_q(q_key), len(settings))
+        u = copies(make_u(u_key), len(clips)) if clips else None
         states = jax.vmap(game.reset)(jax.random.split(reset_key, sizes.environments))
 
         def burn(states: Any, key: Array) -> tuple[Any, None]:
             return rollout(game, mu, mu, states, key, 1)[0], None
 
         states, _ = jax.lax.scan(burn, states, jax.random.split(burn_key, sizes.burn_in))
-        return Agents(
-            q, jax.vmap(adam.init)(q), u, u, [jax.vmap(optax.adam(1.0).init)(each) for each in u], states
-        )
+        return Agents(q, jax.vmap(adam.init)(q), u, states)
 
     def look_up(networks: Network, data: Sequences) -> tuple[Array, Array]:
         """Q(x_t, a_t) `[settings, copies, T]` and V(x_t) `[settings, copies, T+1]` of all settings."""
@@ -275,34 +243,28 @@ def program(
         return jnp.take_along_axis(data.pi[..., :-1, :], data.actions[..., None], -1)[..., 0]
 
     def log_u(network: PathNetwork, data: Sequences) -> Array:
-        """log u `[batch, T]`; 0 at the first two steps, where no trace lies on the way."""
+        """log u `[batch, T]`; zero at the first two steps, where it is known."""
         seen = jnp.concatenate([data.observations[:, :1], data.observations[:, 2:length]], 1)
         features = network.trunk.features(patches(seen.astype(jnp.float32)))
         action = jax.nn.one_hot(data.actions[:, 0], actions)
-        later = network(features[:, 1:], jnp.concatenate([features[:, 0], action], -1))
+        later = network(features[:, 1:], jnp.concatenate([features[:, 0], action], -1)[:, None])
         return jnp.concatenate([jnp.zeros((len(later), 2)), later], 1)
 
-    def weight_loss(network: PathNetwork, clip: Array, u: Array, loss: WeightLoss, data: Sequences) -> Array:
-        ratios = clip_ratios(taken(data) / data.mu, clip)
-        discounts = jnp.where(data.ended, 0.0, discount)
+    def u_step(paths: Paths, data: Sequences) -> tuple[Paths, Array]:
+        """One step of the weight networks, and u `[clips, batch, T]` before it."""
+        ratios, discounts = taken(data) / data.mu, jnp.where(data.ended, 0.0, discount)
 
-        def one(f: Array, c: Array, d: Array, u: Array) -> Array:
-            return losses.path_deviance(f, c, d, power=loss.power, mixture=loss.mixture, bootstrap=u)
+        def one(paths: Paths, clip: Array) -> tuple[Paths, Array]:
+            clipped = clip_ratios(ratios, clip)
+            scores = partial(log_u, data=data)
+            paths, _, u = path_network.update(loss, paths, scores, clipped, discounts, clip=clip)
+            return paths, u
 
-        return jnp.mean(jax.vmap(one)(log_u(network, data), ratios, discounts, u))
+        return jax.vmap(one)(paths, jnp.asarray(clips))
 
-    def average_u(networks: list[PathNetwork], data: Sequences) -> list[Array]:
-        """u `[clips, batch, T]` of each weight loss."""
-        return [bounded(jax.vmap(lambda n: log_u(n, data))(network)) for network in networks]
-
-    def bounded(scores: Array) -> Array:
-        """u `[clips, batch, T]`: no more than the clip allows."""
-        most = jnp.log(jnp.asarray(clips))[:, None, None] * jnp.maximum(jnp.arange(length) - 1, 0)
-        return jnp.exp(jnp.minimum(scores, most))
-
-    def all_credits(data: Sequences, u: list[Array]) -> Array:
+    def all_credits(data: Sequences, u: Array | None) -> Array:
         """`[settings, batch, T]`."""
-        each_u = jnp.stack(u)[chosen, places] if u else jnp.ones((len(settings), *data.mu.shape))
+        each_u = jnp.ones((len(settings), *data.mu.shape)) if u is None else u[places]
         per_sequence = jax.vmap(credit, (None, 0, 0, 0))
         return jax.vmap(per_sequence, (0, None, None, 0))(arrays, taken(data), data.mu, each_u)
 
@@ -313,22 +275,6 @@ def program(
             arrays, credits, q, v, data.rewards, discounts
         )
 
-    def u_step(agents: Agents, values: list[Array], data: Sequences) -> tuple[list, list, list]:
-        """One step of all weight networks, of their averages and of their optimisers."""
-        networks, averages, optimisers = [], [], []
-        olds = zip(weight_losses, agents.u, agents.u_average, agents.u_optimiser, values, strict=True)
-        for loss, network, average, state, u in olds:
-            gradient_of = jax.vmap(lambda n, c, u, loss=loss: jax.grad(weight_loss)(n, c, u, loss, data))
-            gradients = gradient_of(network, jnp.asarray(clips), u)
-            moves, state = jax.vmap(optax.adam(loss.learning_rate).update)(gradients, state)
-            network = optax.apply_updates(network, moves)
-            keep = loss.average
-            average = jax.tree.map(lambda old, new, k=keep: k * old + (1 - k) * new, average, network)
-            networks.append(network)
-            averages.append(average)
-            optimisers.append(state)
-        return networks, averages, optimisers
-
     def measure(network: Network, true: Truth) -> Array:
         q = network(patches(true.observations))
         value = jnp.take_along_axis(q, true.actions[:, None], 1)[:, 0]
@@ -338,17 +284,17 @@ def program(
     def probe(agents: Agents, true: Truth) -> tuple[Array, Array, Array]:
         data = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), true.probes)
         q, v = look_up(agents.q, data)
-        u = average_u(agents.u_average, data)
+        u = None
+        if agents.u is not None:
+            scores = jax.vmap(partial(log_u, data=data))(agents.u.average)
+            u = jax.vmap(path_network.mean_products)(scores, jnp.asarray(clips))
         credits = all_credits(data, u)
         targets = all_targets(credits, q, v, data).reshape(len(settings), sizes.probes, sizes.repeats)
         discounts = jnp.where(data.ended, 0.0, discount)
         powers = jnp.concatenate([jnp.ones((len(discounts), 1)), jnp.cumprod(discounts, 1)[:, :-1]], 1)
         spread = targets.var(-1, ddof=1).mean(-1) / true.values.var()
-        sizes_of_u = (
-            jnp.stack([jnp.stack([x[..., 2:].mean((1, 2)), x[..., 2:].max((1, 2))], -1) for x in u])
-            if u
-            else jnp.zeros(0)
-        )
+        later = jnp.zeros((0, 1, 1)) if u is None else u[..., 2:]
+        sizes_of_u = jnp.stack([later.mean((1, 2)), later.max((1, 2))], -1)
         return spread, jnp.mean(jnp.sum(powers * credits, -1), -1), sizes_of_u
 
     def phase(
@@ -367,18 +313,17 @@ def program(
                 *(x[copies, times if k in (0, 4) else times[:, :-1]] for k, x in enumerate(data))
             )
             q, v = q_table[:, copies, times[:, :-1]], v_table[:, copies, times]
-            values = average_u(agents.u_average, batch)
-            u = u_step(agents, values, batch)
-            targets = all_targets(all_credits(batch, values), q, v, batch)
+            paths, u = (None, None) if agents.u is None else u_step(agents.u, batch)
+            targets = all_targets(all_credits(batch, u), q, v, batch)
             seen = patches(batch.observations[:, 0].astype(jnp.float32))
 
-            def loss(network: Network, target: Array) -> Array:
+            def square(network: Network, target: Array) -> Array:
                 value = jnp.take_along_axis(network(seen), batch.actions[:, :1], 1)[:, 0]
                 return jnp.mean((value - target) ** 2)
 
-            gradients = jax.vmap(jax.grad(loss))(agents.q, targets)
+            gradients = jax.vmap(jax.grad(square))(agents.q, targets)
             moves, q_optimiser = jax.vmap(adam.update)(gradients, agents.q_optimiser)
-            return Agents(optax.apply_updates(agents.q, moves), q_optimiser, *u, states), None
+            return Agents(optax.apply_updates(agents.q, moves), q_optimiser, paths, states), None
 
         def between_reports(agents: Agents, keys: Array) -> tuple[Agents, Array]:
             agents, _ = jax.lax.scan(update, agents, keys)
@@ -393,12 +338,10 @@ def program(
     return init, phase
 
 
-def check(
-    settings: Sequence[Setting], weight_losses: Sequence[WeightLoss], users: Sequence[int], sizes: Sizes
-) -> None:
+def check(settings: Sequence[Setting], sizes: Sizes) -> None:
     """Raises ValueError for settings that cannot be run.
 
-    >>> check([Setting("retrace", 1.0, 4.0)], [], [0], Sizes(length=70))
+    >>> check([Setting("retrace", 1.0, 4.0)], Sizes(length=70))
     Traceback (most recent call last):
     ...
     ValueError: settings[0]: products of 69 traces of up to 4 overflow single precision; ...
@@ -412,11 +355,7 @@ def check(
         raise ValueError(
             f"sizes.period must be a multiple of sizes.reports, got {sizes.period} and {sizes.reports}"
         )
-    if len(users) != len(settings):
-        raise ValueError(f"users must have one entry for each of {len(settings)} settings, got {len(users)}")
-    for k, (each, user) in enumerate(zip(settings, users, strict=True)):
-        if each.operator == "marginalized" and not 0 <= user < len(weight_losses):
-            raise ValueError(f"users[{k}] must be one of {len(weight_losses)} weight losses, got {user}")
+    for k, each in enumerate(settings):
         finite = np.isfinite(each.clip) and each.operator in ("retrace", "vtrace", "marginalized")
         if finite and (sizes.length - 1) * np.log(each.clip) > np.log(np.finfo(np.float32).max):
             raise ValueError(
@@ -438,7 +377,7 @@ def train_policy(
         key: A JAX random key.
         epsilons: ε of the target policy and of the behaviour policy.
     """
-    init, phase = program(game, [Setting("retrace", 0.9, 1.0)], [], [0], discount=discount, sizes=sizes)
+    init, phase = program(game, [Setting("retrace", 0.9, 1.0)], PathLoss(), discount=discount, sizes=sizes)
 
     def uniform(observations: Array) -> Array:
         return jnp.full((len(observations), actions_of(game)), 1 / actions_of(game))

@@ -1,6 +1,6 @@
-"""The networks behind the TD weights of the `marginalized` operator, and one step of their training."""
+"""Networks of TD weights of pairs, for the `marginalized` operator, and one step of their training."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -12,51 +12,6 @@ from jaxtyping import Array, Bool, Float
 from marginax.deep.config import TD3Config
 from marginax.deep.networks import MLP
 from marginax.weights import losses
-
-
-class PathNetwork(eqx.Module):
-    r"""A network for $u(x \mid x_0, a_0)$, the mean product of traces on the way to x: $u = e^f$, and 1 at first.
-
-    Away from the start pair the TD weight is $w = u(x \mid x_0, a_0)\, c(x, a)$: only u is learned, and the last
-    trace stays exact.
-
-    Attributes:
-        head: From the features of x, those of the start pair, and the time if it is seen, to f.
-        trunk: Turns what is seen of a state into features; None where states are features themselves.
-        length: Times that f tells apart; 0 if it does not see the time.
-
-    >>> network = PathNetwork(3, 4, (8,), key=jax.random.key(0))
-    >>> network(jnp.ones((2, 5, 3)), jnp.ones((2, 4))).shape
-    (2, 5)
-    """
-
-    head: MLP
-    trunk: Any
-    length: int = eqx.field(static=True)
-
-    def __init__(
-        self,
-        features: int,
-        start: int,
-        hidden: Sequence[int],
-        *,
-        key: Array,
-        trunk: Any = None,
-        length: int = 0,
-    ) -> None:
-        head = MLP(features + start + length, 1, hidden, key=key)
-        zeros = (jnp.zeros_like(head.weights[-1]), jnp.zeros_like(head.biases[-1]))
-        self.head = eqx.tree_at(lambda m: (m.weights[-1], m.biases[-1]), head, zeros)
-        self.trunk, self.length = trunk, length
-
-    def __call__(
-        self, later: Float[Array, "batch T n"], start: Float[Array, "batch m"]
-    ) -> Float[Array, "batch T"]:
-        steps = later.shape[:2]
-        parts = [later, jnp.broadcast_to(start[:, None], (*steps, start.shape[-1]))]
-        if self.length:
-            parts.append(jnp.broadcast_to(jnp.eye(self.length)[-steps[1] :], (*steps, self.length)))
-        return evaluate(self.head, jnp.concatenate(parts, -1))
 
 
 class Estimator(eqx.Module):

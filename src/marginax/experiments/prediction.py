@@ -169,13 +169,12 @@ class Prediction(Experiment):
         import jax.numpy as jnp
 
         from marginax.deep import games, prediction
+        from marginax.deep.path_network import PathLoss
         from marginax.simulators import make_accelerated
 
         simulator, sizes, settings = make_accelerated(game), self.sizes(), self.grid()
-        weights = [prediction.WeightLoss(self.power, self.mixture, average=self.average)]
-        init, phase = prediction.program(
-            simulator, settings, weights, [0] * len(settings), discount=self.discount, sizes=sizes
-        )
+        loss = PathLoss(self.power, self.mixture, self.average)
+        init, phase = prediction.program(simulator, settings, loss, discount=self.discount, sizes=sizes)
 
         def policies(network: games.Network) -> tuple[games.Policy, games.Policy]:
             make = partial(games.epsilon_greedy, network)
