@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 Operator = Literal["one-step", "n-step", "retrace", "retrace-paper", "marginalized"]
-Weights = Literal["saddle-point", "fenchel", "regression"]
+Weights = Literal["saddle-point", "fenchel", "regression", "paths"]
 Normalisation = Literal["none", "mean", "power"]
 TargetSteps = Literal["all", "one"]
 
@@ -31,7 +31,8 @@ class TD3Config:
     operator: Operator = "one-step"
     """The operator whose sampled estimate is the critic's target."""
     weights: Weights = "regression"
-    """How `marginalized` estimates its TD weights."""
+    """How `marginalized` estimates its TD weights; `paths` learns the mean product u of the traces on the way to a state
+    alone, and keeps the trace of the action taken there exact."""
     sequence_length: int = 5
     """Steps of a replayed sequence; `one-step` needs, and takes, only 1."""
     target_steps: TargetSteps | None = None
@@ -57,6 +58,10 @@ class TD3Config:
     """The paper's T."""
     weight_learning_rate: float = 1e-4
     """Adam's step size for the TD weights w."""
+    path_power: float = 1.0
+    """Which deviance `paths` minimises: 0 squares, 1 Poisson, 2 gamma."""
+    path_mixture: float = 0.8
+    """What `paths` learns from: 1 products of traces, 0 reverse-time TD."""
     weight_critic_learning_rate: float = 1e-3
     """Adam's step size for the weights' adversary."""
     weight_critic_penalty: float = 1.0
@@ -110,7 +115,8 @@ class TD3Config:
         for name in (*positive, "normalisation_power", "divergence_factor", "trace_scale", "clip"):
             self._require(name, lambda x: 0 < x < math.inf, "be above 0")
         self._require("discount", lambda x: 0 <= x < 1, "lie in [0, 1)")
-        for name in ("polyak", "decay", "trace_temperature"):
+        self._require("path_power", lambda x: 0 <= x <= 2, "lie in [0, 2]")
+        for name in ("polyak", "decay", "trace_temperature", "path_mixture"):
             self._require(name, lambda x: 0 <= x <= 1, "lie in [0, 1]")
         self._require("hidden", lambda x: len(x) > 0 and min(x) >= 1, "have layers of at least 1 unit")
         for name in ("sequence_length", "batch_size", "update_every"):

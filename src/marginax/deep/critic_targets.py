@@ -14,13 +14,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from marginax import targets
-from marginax.deep import replay, weight_network
+from marginax.deep import path_network, replay, weight_network
 from marginax.deep.config import TD3Config
 from marginax.deep.networks import MLP, Critics, act, value
+from marginax.deep.path_network import PathLoss, PathNetwork, Paths
 from marginax.deep.replay import Sequences
-from marginax.deep.weight_network import Estimator
 from marginax.traces import clip_log_ratios
 from marginax.weights.losses import cumulative, normalise
+
+Estimator = weight_network.Estimator | Paths
 
 
 class CriticTarget(eqx.Module):
@@ -58,6 +60,24 @@ class Bootstrap(eqx.Module):
     traces: Float[Array, "T batch"]
     q: Float[Array, "T batch"]
     features: Float[Array, "T batch n"]
+
+
+def init_estimator(
+    config: TD3Config, observation_size: int, action_size: int, key: Array
+) -> Estimator | None:
+    """Fresh networks of the TD weights; None unless the operator is `marginalized`."""
+    if config.operator != "marginalized":
+        return None
+    pair = observation_size + action_size
+    if config.weights != "paths":
+        return weight_network.init(config, pair, key)
+    network = PathNetwork(observation_size, pair if config.start_conditioned else 0, config.hidden, key=key)
+    return path_network.init(path_loss(config), network)
+
+
+def path_loss(config: TD3Config) -> PathLoss:
+    """How the weights of paths are learned."""
+    return PathLoss(config.path_power, config.path_mixture, learning_rate=config.weight_learning_rate)
 
 
 def critic_targets(
@@ -241,19 +261,67 @@ def td_weights(
     """TD weights for the targets, and the estimator and its loss after its training on the last batch, if any."""
     if estimator is None:
         raise ValueError("estimator must be given for the marginalized operator.")
-    pairs = jax.vmap(partial(weight_network.inputs, config))(features)
-    predict = jax.vmap(partial(weight_network.predict, config, estimator.weights))
-    loss, earlier = jnp.zeros(()), pairs[:-1] if train else pairs
-    w = [predict(earlier)] if len(earlier) else []
-    if train:
-        last = (x[-1] for x in (pairs, traces, discounts, batches.truncated))
-        estimator, loss, own = weight_network.update(config, estimator, *last)
-        w.append(own[None])
-    weights = jnp.where(batches.valid, jnp.concatenate(w), 0)
+    arrays = (batches, features, traces, discounts)
+    if isinstance(estimator, Paths):
+        weights, estimator, loss = path_weights(config, estimator, *arrays, train=train)
+    else:
+        weights, estimator, loss = pair_weights(config, estimator, *arrays, train=train)
+    weights = jnp.where(batches.valid, weights, 0)
     if config.normalisation == "none":
         return jnp.minimum(weights, config.weight_bound), estimator, loss
     power = config.normalisation_power if config.normalisation == "power" else 1.0
     return jax.vmap(partial(normalise, power=power))(weights, batches.valid), estimator, loss
+
+
+def pair_weights(
+    config: TD3Config,
+    estimator: weight_network.Estimator,
+    batches: Sequences,
+    features: Array,
+    traces: Array,
+    discounts: Array,
+    *,
+    train: bool,
+) -> tuple[Array, Estimator, Array]:
+    """`td_weights` of a network that sees pairs, before bounds and normalisation."""
+    pairs = jax.vmap(partial(weight_network.inputs, config))(features)
+    predict = jax.vmap(partial(weight_network.predict, config, estimator.weights))
+    loss, earlier = jnp.zeros(()), pairs[:-1] if train else pairs
+    weights = [predict(earlier)] if len(earlier) else []
+    if train:
+        last = (x[-1] for x in (pairs, traces, discounts, batches.truncated))
+        estimator, loss, own = weight_network.update(config, estimator, *last)
+        weights.append(own[None])
+    return jnp.concatenate(weights), estimator, loss
+
+
+def path_weights(
+    config: TD3Config,
+    estimator: Paths,
+    batches: Sequences,
+    features: Array,
+    traces: Array,
+    discounts: Array,
+    *,
+    train: bool,
+) -> tuple[Array, Estimator, Array]:
+    r"""`td_weights` of paths, $\lambda^t u(x_t \mid x_0, a_0) \min(\bar c, \pi/\mu)$: the action's own trace is exact."""
+    start = features[:, 0] if config.start_conditioned else features[:, 0, :, :0]
+    ratios = traces / config.decay if config.decay else traces
+
+    def log_u(network: PathNetwork, k: int) -> Float[Array, "batch T"]:
+        return network(batches.observations[k], start[k]).T
+
+    u = path_network.mean_products(
+        jnp.stack([log_u(estimator.average, k) for k in range(len(traces))]), config.clip
+    )
+    weights = jnp.swapaxes(path_network.credit(u, jnp.swapaxes(ratios, 1, 2), config.decay), 1, 2)
+    if not train:
+        return weights, estimator, jnp.zeros(())
+    last = (x[-1].T for x in (ratios, discounts, batches.truncated))
+    step = (path_loss(config), estimator, partial(log_u, k=-1))
+    estimator, loss, _ = path_network.update(*step, *last, clip=config.clip)
+    return weights, estimator, loss
 
 
 def operator_target(
@@ -274,7 +342,8 @@ def operator_target(
 
 def first_weight_is_one(config: TD3Config) -> bool:
     """Whether the weight of the start pair itself is taken as 1, its exact value where no state is met twice."""
-    return config.start_conditioned and config.exact_first_weight and config.normalisation == "none"
+    known = config.weights == "paths" or (config.start_conditioned and config.exact_first_weight)
+    return known and config.normalisation == "none"
 
 
 def later(valid: Bool[Array, "*batches T batch"]) -> Bool[Array, "*batches T batch"]:

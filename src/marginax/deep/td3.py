@@ -19,12 +19,19 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from marginax.deep import replay, weight_network
+from marginax.deep import replay
 from marginax.deep.config import Operator, TD3Config
-from marginax.deep.critic_targets import CriticTarget, critic_targets, later, masked_mean
+from marginax.deep.critic_targets import (
+    CriticTarget,
+    Estimator,
+    critic_targets,
+    init_estimator,
+    later,
+    masked_mean,
+)
 from marginax.deep.networks import MLP, Critics, act, actor_vector, first_twin, twins, value
 from marginax.deep.replay import Replay, Sequences
-from marginax.deep.weight_network import Estimator, adam
+from marginax.deep.weight_network import adam
 
 SHARED = ("hidden", "policy_delay", "batch_size", "learning_rate", "polyak", "update_every", "update_after")
 
@@ -98,7 +105,7 @@ def init(config: TD3Config, *, observation_size: int, action_size: int, key: Arr
     actor = MLP(observation_size, action_size, config.hidden, key=actor_key)
     critic = twins(pair, config.hidden, key=critic_key)
     optimiser = optax.adam(config.learning_rate)
-    estimator = weight_network.init(config, pair, weight_key) if config.operator == "marginalized" else None
+    estimator = init_estimator(config, observation_size, action_size, weight_key)
     copied_actor, copied_critic = jax.tree.map(jnp.copy, (actor, critic))  # so that both can be donated
     return TD3State(
         actor, critic, copied_actor, copied_critic, optimiser.init(actor), optimiser.init(critic), estimator

@@ -29,6 +29,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "retrace-paper": {"operator": "retrace-paper"},
     "retrace-soft": {"operator": "retrace", "trace_temperature": 0.1},
     "marginalized-regression": _MARGINALIZED,
+    "marginalized-paths": {**_MARGINALIZED, "weights": "paths"},
     "marginalized-saddle-point": {**_MARGINALIZED, "weights": "saddle-point"},
     "marginalized-fenchel": {**_MARGINALIZED, "weights": "fenchel"},
     "marginalized-paper": {**_MARGINALIZED, "weights": "saddle-point", "normalisation": "power"},
