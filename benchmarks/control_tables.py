@@ -1,4 +1,4 @@
-"""Write the tables of `docs/population.md` from the metrics in `docs/data`, or check that they agree.
+"""Write the tables of `docs/control.md` from the metrics in `docs/data`, or check that they agree.
 
     python benchmarks/control_tables.py            # write them
     python benchmarks/control_tables.py --check    # exit with 1 if the page says something else
@@ -21,7 +21,7 @@ from marginax.experiments.control_report import gain, table, variance_ratio
 from marginax.statistics import bootstrap
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, DATA = ROOT / "docs" / "population.md", ROOT / "docs" / "data"
+PAGE, DATA = ROOT / "docs" / "control.md", ROOT / "docs" / "data"
 Rows = list[tuple[str, ...]]
 
 

@@ -1,4 +1,4 @@
-"""The tables of the page on populations say what the metrics in docs/data say."""
+"""The tables of the page on deep control say what the metrics in docs/data say."""
 
 import importlib.util
 from pathlib import Path
