@@ -1,5 +1,7 @@
 """Settings for every test and doctest: CPU, run-time type checks, reproducible Hypothesis."""
 
+import contextlib
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -41,17 +43,23 @@ def pytest_collect_file(file_path: Path) -> None:
         importlib.import_module(".".join(parts).removesuffix(".__init__"))
 
 
-_most_memory = 1.2e9  # bytes; raised where compiled programs are not what takes them
+_MOST_MEMORY = 1.2e9  # bytes of one worker
 
 
 @pytest.fixture(autouse=True)
 def _bounded_memory():
-    """Forgets compiled programs when they have grown large: a worker stays below 2 GB."""
-    global _most_memory
+    """Gives memory that compilations have freed back to the system; forgets compiled programs if that is not enough."""
     yield
-    if _resident_bytes() > _most_memory and "jax" in sys.modules:
+    if _resident_bytes() > _MOST_MEMORY:
+        _trim()
+    if _resident_bytes() > _MOST_MEMORY and "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
-        _most_memory = max(1.2e9, _resident_bytes() + 0.3e9)
+        _trim()
+
+
+def _trim() -> None:
+    with contextlib.suppress(AttributeError, OSError):  # the C library is not GNU's
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _resident_bytes() -> int:
