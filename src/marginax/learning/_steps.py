@@ -32,6 +32,18 @@ def estimator_of(weights: Estimator | ArrayLike | None) -> Estimator | None:
     return _Given(jnp.asarray(weights, jnp.result_type(float)))
 
 
+def with_seeds(trajectories: Trajectory) -> tuple[Trajectory, bool]:
+    """Trajectories `[seeds, iterations, T]`, and whether they came without the axis of seeds."""
+    ndim = trajectories.states.ndim
+    if ndim not in (2, 3):
+        raise ValueError(
+            f"trajectories must have fields [iterations, T] or [seeds, iterations, T], got {ndim} axes"
+        )
+    return (
+        (jax.tree.map(lambda field: field[None], trajectories), True) if ndim == 2 else (trajectories, False)
+    )
+
+
 def multi_step_targets(
     trajectory: Trajectory, q: Float[Array, "S A"], pi: Float[Array, "S A"], c: Float[Array, "S A"]
 ) -> Float[Array, "T"]:

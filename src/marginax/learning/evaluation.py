@@ -15,6 +15,7 @@ from marginax.learning._steps import (
     marginalized_targets,
     move_towards,
     multi_step_targets,
+    with_seeds,
 )
 from marginax.trajectories import Trajectory
 from marginax.weights import Estimator
@@ -99,20 +100,13 @@ def evaluate(
         raise ValueError(f"step_size must lie in (0, 1], got {step_size}")
     if refresh_growth < 1:
         raise ValueError(f"refresh_growth must be at least 1, got {refresh_growth}")
-    ndim = trajectories.states.ndim
-    if ndim not in (2, 3):
-        raise ValueError(
-            f"trajectories must have fields [iterations, T] or [seeds, iterations, T], got {ndim} axes"
-        )
+    trajectories, single = with_seeds(trajectories)
     pi, c = jnp.asarray(pi, jnp.result_type(float)), jnp.asarray(c, jnp.result_type(float))
     initial = jnp.zeros_like(pi) if initial is None else jnp.asarray(initial, pi.dtype)
     if c.shape != pi.shape or initial.shape != pi.shape:
         raise ValueError(f"pi, c and initial must have one shape, got {pi.shape}, {c.shape}, {initial.shape}")
     iterations = trajectories.states.shape[-2]
     refresh = None if refresh_growth == 1 else jnp.asarray(refresh_schedule(iterations, refresh_growth))
-    single = ndim == 2
-    if single:
-        trajectories = jax.tree.map(lambda field: field[None], trajectories)
     step = jnp.asarray(step_size, pi.dtype)
     kept = None if states is None else jnp.asarray(states, jnp.int32)
     q = _evaluate(trajectories, pi, c, estimator_of(weights), step, initial, refresh, kept, visits)

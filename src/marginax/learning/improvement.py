@@ -16,6 +16,7 @@ from marginax.learning._steps import (
     marginalized_targets,
     move_towards,
     multi_step_targets,
+    with_seeds,
 )
 from marginax.mdp import TabularMDP
 from marginax.traces import clip_ratios
@@ -118,16 +119,9 @@ def improve(
             raise ValueError(f"{name} must lie in (0, 1], got {value}")
     if refresh_every < 1:
         raise ValueError(f"refresh_every must be at least 1, got {refresh_every}")
-    ndim = trajectories.states.ndim
-    if ndim not in (2, 3):
-        raise ValueError(
-            f"trajectories must have fields [iterations, T] or [seeds, iterations, T], got {ndim} axes"
-        )
+    trajectories, single = with_seeds(trajectories)
     pi = jnp.asarray(initial, jnp.result_type(float))
     refresh = jnp.arange(trajectories.states.shape[-2]) % refresh_every == 0 if refresh_every > 1 else None
-    single = ndim == 2
-    if single:
-        trajectories = jax.tree.map(lambda field: field[None], trajectories)
     sizes = jnp.asarray([step_size, policy_step_size], pi.dtype)
     found = _improve(trajectories, pi, traces, estimator_of(weights), sizes, refresh, visits)
     return jax.tree.map(lambda field: field[0], found) if single else found
