@@ -1,4 +1,4 @@
-"""Write the tables of `docs/control.md` from the metrics in `docs/data`, or check that they agree.
+"""Write the tables and figures of `docs/control.md` from the metrics in `docs/data`, or check that the tables agree.
 
     python benchmarks/control_tables.py            # write them
     python benchmarks/control_tables.py --check    # exit with 1 if the page says something else
@@ -8,7 +8,9 @@ the commands that the page names; columns are those of its `metrics.jsonl`.
 """
 
 import csv
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from marginax.deep.curves import Curve, curves_of, interval
-from marginax.experiments.control_report import gain, table, variance_ratio
+from marginax.deep.curves import Curve, curves_of, draw, interval
+from marginax.experiments.control_report import draw_finals, gain, table, variance_ratio
 from marginax.statistics import bootstrap
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -171,8 +173,33 @@ def write(text: str) -> str:
     return text
 
 
+def figures() -> None:
+    """Draw the learning curves of each section, and the final returns of the ablation."""
+    tasks = {
+        "control": {"mujoco/cheetah-run": "cheetah-run-1M", "mujoco/walker-run": "walker-run-1M"},
+        "control-pendulum": {"Pendulum-v1": "pendulum"},
+        "control-pybullet": {
+            "pybullet/HalfCheetah": "pybullet-HalfCheetah-1M",
+            "pybullet/Ant": "pybullet-Ant",
+        },
+    }
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for name, files in tasks.items():
+            found = [
+                curves(file)[label]._replace(simulator=task)
+                for task, file in files.items()
+                for label in sorted(curves(file), key=_order)
+            ]
+            draw(found, folder, name)
+        ablated = {label: curves("ablation")[label] for label in sorted(curves("ablation"), key=_order)}
+        draw_finals({"mujoco/cheetah-run": ablated}, folder, "control-ablation")
+        for picture in folder.glob("*.png"):
+            shutil.copy(picture, ROOT / "docs" / "img")
+
+
 def main(check: bool = False) -> None:
-    """Write the tables, or only check them."""
+    """Write the tables and figures, or only check the tables."""
     old = PAGE.read_text()
     new = write(old)
     if check:
@@ -180,6 +207,7 @@ def main(check: bool = False) -> None:
             0 if old == new else f"{PAGE} does not say what docs/data say: run benchmarks/control_tables.py"
         )
     PAGE.write_text(new)
+    figures()
 
 
 if __name__ == "__main__":

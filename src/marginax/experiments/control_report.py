@@ -17,7 +17,7 @@ Tasks = Mapping[str, Mapping[str, Curve]]
 def section(name: str, folder: Path, tasks: Tasks, seconds: float) -> report.Section:
     """Write the figures and data of all tasks into a folder, and say what they show."""
     draw([curve for found in tasks.values() for curve in found.values()], folder, name)
-    _draw_finals(tasks, folder, f"{name}-final")
+    draw_finals(tasks, folder, f"{name}-final")
     _draw_diagnostics(tasks, folder, f"{name}-variance")
     steps = sum(
         len(curve.seeds) * int(curve.steps[-1]) for found in tasks.values() for curve in found.values()
@@ -141,7 +141,7 @@ def variance_ratio(curve: Curve, rival: str) -> np.ndarray:
     return typical("error_variance") - typical(f"error_variance_{rival}")
 
 
-def _draw_finals(tasks: Tasks, folder: Path, name: str) -> None:
+def draw_finals(tasks: Tasks, folder: Path, name: str) -> None:
     """A line for each operator: every seed's final return, the interquartile mean and its interval."""
     rows = max(len(found) for found in tasks.values())
     size = (6.8, len(tasks) * (0.28 * rows + 0.8))
