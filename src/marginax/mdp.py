@@ -1,4 +1,4 @@
-"""Finite Markov decision processes: what is given, and what follows from it exactly (Section 2)."""
+"""Finite Markov decision processes and their exact values, visitations and kernels (Section 2)."""
 
 from typing import Any
 
@@ -115,7 +115,7 @@ class TabularMDP:
         return checks.policy(name, value, self.num_states, self.num_actions)
 
     def expect_next(self, v: FloatArray) -> FloatArray:
-        """The expectation over successors, ``(p v)(x,a) = Σ_x' p(x'|x,a) v(x')``, a finished episode counting zero.
+        """The expectation over successors, ``(p v)(x,a) = Σ_x' p(x'|x,a) v(x')``; an episode that ends adds zero.
 
         Args:
             v: ``[S]`` or ``[S, k]``.
@@ -203,7 +203,7 @@ class TabularMDP:
         return (1.0 - self.discount) * self.credit(self.policy("mu", mu))
 
     def credit(self, measure: FloatArray) -> FloatArray:
-        """The resolvent of a measure over actions on pairs, ``(I - γ P^m)^{-1}`` with ``P^m = p(x'|x,a) m(x',a')``.
+        """Discounted visits between all pairs if actions are weighed by a measure m, ``(I - γ P^m)^{-1}`` with ``P^m = p(x'|x,a) m(x',a')``.
 
         Solved on states: the sum over paths from (x,a) to (x',a') is ``1{same} + γ Σ_y p(y|x,a) G(y,x') m(x',a')``, with G the
         resolvent on states.
@@ -232,7 +232,7 @@ class TabularMDP:
         return result
 
     def credit_row(self, measure: FloatArray, start: tuple[int, int]) -> FloatArray:
-        """One row of :meth:`credit`, ``δ_{x,a}^T (I - γ P^m)^{-1}``, without forming the others.
+        """One row of `credit`, ``δ_{x,a}^T (I - γ P^m)^{-1}``, without forming the others.
 
         Args:
             measure: ``[S, A]``.

@@ -116,8 +116,8 @@ def evaluate(
 ) -> Any:
     """Estimates the value of `policy` from a log that another policy made, by every estimator that applies.
 
-    The value is E[Σ_t γ^t r_t] under π until the episode terminates, started where the log's episodes start. Truncated episodes go
-    on unseen: estimators that bootstrap account for that, the others stop there.
+    The value is E[Σ_t γ^t r_t] under π until the episode terminates, started where the log's episodes start. A truncated episode
+    goes on beyond the log: estimators that bootstrap estimate what follows, the others count it as zero.
 
     Args:
         data: a `Log`, a `Trajectory`, a file, a frame, a Minari id or folder (see `open_data`).

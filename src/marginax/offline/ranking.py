@@ -38,7 +38,7 @@ class Ranking:
         order: names by the lower end of the recommended interval, largest first; those that nothing can be said of are last.
         best: the one to pick, or None.
         differences: of all pairs that have a recommended estimate.
-        text: the ranking in words, a sentence an entry.
+        text: the ranking in words, one sentence in each entry.
 
     >>> import marginax as mx
     >>> log = mx.offline.Log.from_episodes(

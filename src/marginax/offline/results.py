@@ -99,7 +99,7 @@ class Answer:
     Attributes:
         name: see `ESTIMATORS`.
         value: the estimate of π's value from the log's starts.
-        interval: over episodes, widened by what support leaves open.
+        interval: over episodes, widened by what π's unseen actions may be worth.
         kind: family of the estimator.
         truncation: `stops` (rewards after a truncated step count as zero) or `bootstraps`.
         ess: effective sample size, in units of `ess_of`.
@@ -127,7 +127,7 @@ class Verdict:
     Attributes:
         status: `trust`, `caution` or `cannot tell`.
         estimator: the estimate recommended, or None.
-        text: the verdict in words, a sentence an entry.
+        text: the verdict in words, one sentence in each entry.
         better: `better`, `worse` or `cannot tell`: π against the policy that made the log.
     """
 

@@ -1,4 +1,4 @@
-"""TD weights ``w[x, a, x', a']``: exact, estimated from data, or chosen by a program. One module an estimator."""
+"""TD weights ``w[x, a, x', a']``: exact, estimated from data, or chosen by a program. One module for each estimator."""
 
 from marginax.weights._data import Estimator
 from marginax.weights._model import EstimateInfo

@@ -295,7 +295,7 @@ class EmpiricalMDP(eqx.Module):
         return _ratio(seen, seen.sum(axis=1, keepdims=True))
 
     def rewards(self) -> Any:
-        """r̂(x,a) `[S, A]`: mean rewards, zero off the support."""
+        """r̂(x,a) `[S, A]`: mean rewards, zero for pairs that were never seen."""
         return _ratio(self.reward_sums, self.visits)
 
     def action_frequencies(self) -> Any:

@@ -190,7 +190,7 @@ def to_traces(mdp: TabularMDP, mu: ArrayLike, w: ArrayLike, start: tuple[int, in
         The first trace and one for every possible step.
 
     Raises:
-        ValueError: where a trace would have to regenerate: a weight of zero that μ leaves for a weight that is not (Lemma 3).
+        ValueError: where μ goes from a pair of weight zero to one whose weight is not: a trace cannot come back from zero (Lemma 3).
 
     Example:
         >>> from marginax import problems

@@ -123,7 +123,7 @@ def path_deviance(
 
     The mixture κ = 1 is regression on the products $c_1 \cdots c_{t-1}$ themselves. κ = 0 is reverse-time TD, which
     bootstraps from the state before and needs no product; gradients do not flow through it. With clips above 1 it needs
-    a bounded and delayed $u(x_t)$ to bootstrap from: no product exceeds $\\bar c^{t-1}$, but a bootstrapped one may. Under a Markov behaviour policy
+    a bounded and delayed $u(x_t)$ to bootstrap from: no product exceeds $\bar c^{t-1}$, but a bootstrapped one may. Under a Markov behaviour policy
     $w = u\,c$ away from the start pair, so the last trace need not be learned. The decay λ of the traces is known as
     well: leave it out here, and multiply by $\lambda^t$ where u is used.
 
@@ -168,7 +168,7 @@ def saddle_point(
     discounts: Float[Array, "T"],
     truncated: Bool[Array, "T"] | None = None,
 ) -> Float[Array, ""]:
-    r"""The empirical balance of the weights against a critic (the paper's $\hat L$, as it should read).
+    r"""The empirical balance of the weights against a critic (the paper's $\hat L$, corrected).
 
     $$\hat L = q(x_0,a_0) + \sum_t \gamma^t w(x_t,a_t) \bigl(\gamma c_{t+1} q(x_{t+1},a_{t+1}) - q(x_t,a_t)\bigr)$$
 

@@ -1,4 +1,4 @@
-r"""TD weights by temporal differences in reversed time: the path to a state is worth what the path to the state before was.
+r"""TD weights by temporal differences in reversed time: u of a state is learned from u of the state before it.
 
 From a start pair, let $d(y) = \sum_{t \ge 1} γ^t \Pr(x_t = y)$ be the discounted arrivals in $y$, and $u(y)$ the mean product of the
 traces on the way there (`paths`). Looking back from an arrival at the step before,
@@ -44,8 +44,8 @@ class ReverseTD(eqx.Module):
     Every step of every trajectory is a start. A start that happened $k$ steps ago is eligible with $γ^k$; a step from $x$ to $y$ adds the
     eligibility of each start to its sums, $T \cdot SA$ operations for a trajectory of $T$ steps. Memory is $S^2$ numbers per start.
 
-    Given $x$, the action does not know the path, and so neither does its mean trace: in each start's flow out of $x$ the mean trace of
-    the few actions taken after that start is replaced by that of all data (or of `mu`). This keeps the equation solvable when a
+    Given $x$, the action does not depend on the path to it. So in each start's flow out of $x$, the mean trace of the few actions taken
+    after that start is replaced by that of all data (or of `mu`). This keeps the equation solvable when a
     start has little data. Without `mu`, mean traces above 1 count as 1, as in `certainty_equivalence`.
 
     Attributes:
