@@ -104,7 +104,6 @@ def evaluate(
 
 def _open(data: str, encoding: Path | None) -> Any:
     from marginax.offline.sources import open_data
-    from marginax.offline.tabular_files import open_tables
 
     if encoding is None:
         return open_data(data)
@@ -115,10 +114,7 @@ def _open(data: str, encoding: Path | None) -> Any:
         raise ValueError(f"{encoding} is not an encoding: {error}") from None
     if not fine:
         raise ValueError(f"{encoding} is not an encoding: labels of states and actions must be strings")
-    source = open_tables(data, labels)
-    if source is None:
-        raise ValueError("an encoding needs a .parquet, .csv or .npz file, or a folder of them")
-    return source
+    return open_data(data, labels)
 
 
 def _named(policies: tuple[str, ...]) -> dict[str, str]:

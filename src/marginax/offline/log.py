@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,6 +13,7 @@ from marginax.trajectories import check_lengths, check_steps, step_name
 
 NO_SUCCESSORS = "nothing is left of the log: its episodes have one step, are truncated and come without their final observation"
 EMPTY = "the log is empty: there is no transition in it"
+_COLUMNS = ("states", "actions", "rewards", "next_states", "terminal", "behaviour", "rows")
 _LARGEST_LOG = 300.0  # products of ratios are cut at e^300, so that their squares stay finite
 
 
@@ -116,40 +117,20 @@ class Log:
         lengths = self.lengths[chosen]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         rows = np.arange(offsets[-1]) + np.repeat(self.offsets[chosen] - offsets[:-1], lengths)
-
-        def take(x: np.ndarray | None) -> np.ndarray | None:
-            return None if x is None else x[rows]
-
-        return Log(
-            states=self.states[rows],
-            actions=self.actions[rows],
-            rewards=self.rewards[rows],
-            next_states=self.next_states[rows],
-            terminal=self.terminal[rows],
-            offsets=offsets,
-            behaviour=take(self.behaviour),
-            rows=take(self.rows),
-            names=[self.name(int(i)) for i in chosen],
-        )
+        return self._take(rows, offsets, [self.name(int(i)) for i in chosen])
 
     def first_steps(self, horizon: int) -> Log:
         """The first `horizon` steps of each episode; what is cut off counts as ended, because nothing after it is asked for."""
         if int(self.lengths.max()) <= horizon:
             return self
-        times = self.times
-        keep = times < horizon
-        terminal = self.terminal | (times == horizon - 1)
-        return replace(
-            self,
-            states=self.states[keep],
-            actions=self.actions[keep],
-            rewards=self.rewards[keep],
-            next_states=self.next_states[keep],
-            terminal=terminal[keep],
-            offsets=np.concatenate([[0], np.cumsum(np.minimum(self.lengths, horizon))]),
-            behaviour=None if self.behaviour is None else self.behaviour[keep],
-            rows=None if self.rows is None else self.rows[keep],
-        )
+        cut = replace(self, terminal=self.terminal | (self.times == horizon - 1))
+        offsets = np.concatenate([[0], np.cumsum(np.minimum(self.lengths, horizon))])
+        return cut._take(self.times < horizon, offsets, self.names)
+
+    def _take(self, rows: np.ndarray, offsets: np.ndarray, names: Any) -> Log:
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        taken = {name: None if x is None else x[rows] for name, x in columns.items()}
+        return Log(**taken, offsets=offsets, names=names)
 
     @staticmethod
     def from_episodes(episodes: Sequence[dict[str, Any]]) -> Log:
@@ -162,21 +143,13 @@ class Log:
         Raises:
             ValueError: naming the episode and step where the data are broken.
         """
-        builder = EpisodeBuilder()
+        parts = []
         for i, episode in enumerate(episodes):
-            n = len(episode["rewards"])
-            terminal = np.zeros(n, dtype=bool)
-            if n:
-                terminal[-1] = bool(episode["terminal"])
-            builder.add(
-                i,
-                np.asarray(episode["states"]),
-                np.asarray(episode["actions"]),
-                np.asarray(episode["rewards"], dtype=np.float64),
-                terminal,
-                behaviour=episode.get("behaviour"),
-            )
-        log = builder.build()
+            terminal = np.zeros(len(episode["rewards"]), dtype=bool)
+            terminal[-1:] = bool(episode["terminal"])
+            part = {key: episode[key] for key in ("states", "actions", "rewards")}
+            parts.append(part | {"name": i, "terminal": terminal, "behaviour": episode.get("behaviour")})
+        log, _ = lay(parts)
         if log is None:
             raise ValueError(NO_SUCCESSORS)
         return log
@@ -219,16 +192,8 @@ class Log:
         """
         if len(self) == 0:
             raise ValueError(EMPTY)
-        check_steps(
-            self.states,
-            self.actions,
-            self.rewards,
-            self.next_states,
-            self.terminal,
-            self.offsets,
-            behaviour=self.behaviour,
-            names=self.names,
-        )
+        steps = (self.states, self.actions, self.rewards, self.next_states, self.terminal, self.offsets)
+        check_steps(*steps, behaviour=self.behaviour, names=self.names)
         return self
 
     def where(self, row: int) -> str:
@@ -236,92 +201,65 @@ class Log:
         return step_name(row, self.offsets, self.names)
 
 
-class EpisodeBuilder:
-    """Collects episodes one by one and lays them end to end; `dropped` is what `assemble` set aside."""
+def join(logs: list[Log]) -> Log:
+    """One log of the episodes of several."""
+    if len(logs) == 1:
+        return logs[0]
+    if not logs:
+        raise ValueError(EMPTY)
+    starts = np.cumsum([0] + [len(log) for log in logs])
+    offsets = [log.offsets[:-1] + start for log, start in zip(logs, starts, strict=False)]
+    parts = {name: [getattr(log, name) for log in logs] for name in _COLUMNS}
+    return Log(
+        **{
+            name: None if any(x is None for x in part) else np.concatenate(part)
+            for name, part in parts.items()
+        },
+        offsets=np.concatenate([*offsets, starts[-1:]]),
+        names=[log.name(i) for log in logs for i in range(log.num_episodes)],
+    )
 
-    def __init__(self) -> None:
-        self._parts: list[dict[str, Any]] = []
-        self._names: list[Any] = []
-        self.steps = 0
-        self.dropped = 0
 
-    def add(
-        self,
-        name: Any,
-        states: np.ndarray,
-        actions: np.ndarray,
-        rewards: np.ndarray,
-        terminal: np.ndarray,
-        *,
-        truncated: np.ndarray | None = None,
-        behaviour: Any = None,
-        rows: np.ndarray | None = None,
-    ) -> None:
-        """Adds an episode of n transitions with n or n + 1 states."""
-        n = len(rewards)
-        part: dict[str, Any] = {
-            "actions": np.asarray(actions),
-            "rewards": np.asarray(rewards, dtype=np.float64),
-            "terminal": np.asarray(terminal, dtype=bool),
-            "truncated": truncated,
-            "behaviour": None if behaviour is None else np.asarray(behaviour, dtype=np.float64),
-            "rows": rows,
+def lay(episodes: Sequence[dict[str, Any]]) -> tuple[Log | None, int]:
+    """Lays episodes of n transitions with n or n + 1 states end to end; returns what `assemble` does.
+
+    Each is a dict of its name and columns: states, actions, rewards, terminal [n] and, where known, truncated, behaviour, rows.
+    """
+    if not episodes:
+        raise ValueError(EMPTY)
+    dtypes = {"rewards": np.float64, "terminal": bool, "behaviour": np.float64}
+    parts: dict[str, list[Any]] = {name: [] for name in episodes[0] if name != "name"}
+    extra = []
+    for episode in episodes:
+        part = {
+            name: None if episode[name] is None else np.asarray(episode[name], dtype=dtypes.get(name))
+            for name in parts
         }
-        check_lengths(name, states, n, **part)
+        states, n = part.pop("states"), len(part["rewards"])
+        check_lengths(episode["name"], states, n, **part)
+        extra += [np.arange(len(states)) == n]
         if len(states) == n + 1:  # a last row without an action
             part = {k: None if v is None else np.concatenate([v, v[:1]]) for k, v in part.items()}
-        self._parts.append(part | {"states": np.asarray(states), "extra": len(states) == n + 1})
-        self._names.append(name)
-        self.steps += n
-
-    def build(self) -> Log | None:
-        """The checked log of all episodes added so far; None if nothing is left of them."""
-        if not self._parts:
-            raise ValueError(EMPTY)
-        known = [part["behaviour"] is not None for part in self._parts]
-        if any(known) and not all(known):
-            name = self._names[known.index(False)]
-            raise ValueError(f"episode {name}: behaviour probabilities are missing here but not elsewhere")
-        shapes = {np.shape(part["states"])[1:] for part in self._parts}
-        if len(shapes) > 1:
-            raise ValueError(f"observations have different shapes in different episodes: {sorted(shapes)}")
-
-        def joined(key: str) -> Any:
-            parts = [part[key] for part in self._parts]
-            return None if parts[0] is None else np.concatenate(parts)
-
-        lengths = np.array([len(part["states"]) for part in self._parts])
-        extra = np.zeros(int(lengths.sum()), dtype=bool)
-        extra[np.cumsum(lengths) - 1] = [part["extra"] for part in self._parts]
-        log, dropped = assemble(
-            lengths,
-            self._names,
-            states=as_indices_or_floats(joined("states")),
-            actions=as_indices_or_floats(joined("actions")),
-            rewards=joined("rewards"),
-            terminal=joined("terminal"),
-            truncated=joined("truncated"),
-            behaviour=joined("behaviour"),
-            rows=joined("rows"),
-            extra=extra,
-        )
-        self.dropped += dropped
-        return log
+        for name, values in (part | {"states": states}).items():
+            parts[name].append(values)
+    names = [episode["name"] for episode in episodes]
+    known = [values is not None for values in parts["behaviour"]]
+    if any(known) and not all(known):
+        name = names[known.index(False)]
+        raise ValueError(f"episode {name}: behaviour probabilities are missing here but not elsewhere")
+    shapes = {states.shape[1:] for states in parts["states"]}
+    if len(shapes) > 1:
+        raise ValueError(f"observations have different shapes in different episodes: {sorted(shapes)}")
+    columns = {name: None if part[0] is None else np.concatenate(part) for name, part in parts.items()}
+    columns |= {name: as_indices_or_floats(columns[name]) for name in ("states", "actions")}
+    return assemble(np.array([len(x) for x in extra]), names, columns, np.concatenate(extra))
 
 
 def assemble(
     lengths: np.ndarray,
-    names: Sequence[Any] | np.ndarray,
-    *,
-    states: np.ndarray,
-    actions: np.ndarray,
-    rewards: np.ndarray,
-    terminal: np.ndarray,
-    truncated: np.ndarray | None = None,
-    next_states: np.ndarray | None = None,
-    behaviour: np.ndarray | None = None,
-    rows: np.ndarray | None = None,
-    extra: np.ndarray | None = None,
+    names: list[Any] | np.ndarray,
+    columns: Mapping[str, Any],
+    extra: np.ndarray,
 ) -> tuple[Log | None, int]:
     """The checked log of rows [n] laid end to end, and the number of steps that were set aside.
 
@@ -332,36 +270,35 @@ def assemble(
     Args:
         lengths: [E] rows of each episode.
         names: [E] their names, for messages.
+        columns: states, actions, rewards, terminal [n] and, where known, truncated, next_states, behaviour, rows; as in `Log`.
         extra: [n] rows that hold a final state and nothing else.
-        states, actions, rewards, terminal, truncated, next_states, behaviour, rows: [n], as in `Log`.
 
     Raises:
         ValueError: naming the episode and step of the first broken row.
     """
-    n = len(rewards)
+    states, n = columns["states"], len(extra)
     place = Place(lengths, names)
     last = np.cumsum(lengths) - 1
-    extra = np.zeros(n, dtype=bool) if extra is None else extra
     place.refuse(extra & (place.step == 0), "the episode has an observation and no steps")
     ends = np.zeros(n, dtype=bool)
     ends[last - extra[last]] = True  # the last transition of each episode
-    terminal = terminal & ~extra
+    terminal = columns["terminal"] & ~extra
     following, known = np.concatenate([states[1:], states[:1]]), np.ones(n, dtype=bool)
-    if next_states is not None:
+    if columns.get("next_states") is not None:
         inner = np.ones(n, dtype=bool)
         inner[last] = False
-        differs = next_states != following
+        differs = columns["next_states"] != following
         differs = differs if differs.ndim == 1 else differs.any(axis=1)
         place.refuse(
             inner & differs & ~terminal,
             "next_state is not the state of the next row: are the columns shifted by one step?",
         )
-        following = next_states
+        following = columns["next_states"]
     else:
         known[last] = False
     place.refuse(terminal & ~ends, "the step is terminal, yet more steps of the episode follow")
-    if truncated is not None:
-        truncated = truncated & ~extra
+    if columns.get("truncated") is not None:
+        truncated = columns["truncated"] & ~extra
         place.refuse(truncated & ~ends, "the step is truncated, yet more steps of the episode follow")
         place.refuse(ends & ~terminal & ~truncated, "the last step is neither terminal nor truncated")
         place.refuse(terminal & truncated, "the step is both terminal and truncated: it can only be one")
@@ -370,23 +307,32 @@ def assemble(
     if not keep.any():
         return None, int(lost.sum())
     size = np.bincount(place.index[keep], minlength=len(lengths))
-    kept_names = (
-        np.asarray(names)[size > 0]
-        if isinstance(names, np.ndarray)
-        else [name for name, some in zip(names, size > 0, strict=True) if some]
-    )
+    given = {name: columns.get(name) for name in _COLUMNS} | {"next_states": following, "terminal": terminal}
     log = Log(
-        states=states[keep],
-        actions=actions[keep],
-        rewards=rewards[keep],
-        next_states=following[keep],
-        terminal=terminal[keep],
+        **{name: None if x is None else x[keep] for name, x in given.items()},
         offsets=np.concatenate([[0], np.cumsum(size[size > 0])]),
-        behaviour=None if behaviour is None else behaviour[keep],
-        rows=None if rows is None else rows[keep],
-        names=kept_names,
+        names=[names[i] for i in np.flatnonzero(size)] if isinstance(names, list) else names[size > 0],
     )
     return log.checked(), int(lost.sum())
+
+
+class Accumulator:
+    """What a pass over a log gathers, chunk by chunk; it adds up between parts of the log.
+
+    Each has `update(log, …, first)`, which adds a chunk whose first episode has that number in the whole log (by default it
+    follows those added before). `added` names what `merge` adds: numbers, arrays, sparse tables, and other accumulators.
+    """
+
+    added: ClassVar[tuple[str, ...]] = ()
+
+    def merge(self, other: Any) -> None:
+        """Adds what was gathered from other chunks of the same log."""
+        for name in self.added:
+            mine, more = getattr(self, name), getattr(other, name)
+            if isinstance(mine, Accumulator):
+                mine.merge(more)
+            elif mine is not None:
+                setattr(self, name, mine + more)
 
 
 class Place:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from marginax import _checks as checks
-from marginax.offline.log import EpisodeBuilder, Log
-from marginax.offline.sources import CHUNK, Source, reads
+from marginax.offline.log import Log, lay
+from marginax.offline.sources import CHUNK, FILES, Source
 
 BEHAVIOUR_KEYS = (
     "behaviour",
@@ -32,65 +32,55 @@ class MinariSource(Source):
 
     def __init__(self, dataset: Any, chunk: int = CHUNK) -> None:
         super().__init__()
-        self.dataset = dataset
-        self.name, self.chunk = str(self.dataset.id), chunk
-        self.total = int(self.dataset.total_steps)
-        states = _size(self.dataset.observation_space)
-        actions = _size(self.dataset.action_space)
+        self.dataset, self.name, self.chunk = dataset, str(dataset.id), chunk
+        self.total = int(dataset.total_steps)
+        spaces = dataset.observation_space, dataset.action_space
+        states, actions = (_size(space) for space in spaces)
         self.sizes = (states, actions) if states and actions else None
-        self._offset = (
-            int(getattr(self.dataset.observation_space, "start", 0)),
-            int(getattr(self.dataset.action_space, "start", 0)),
-        )
+        self._offset = [int(getattr(space, "start", 0)) for space in spaces]
 
     def chunks(self) -> Iterator[Log]:
         """Yields logs of whole episodes."""
-        builder, dropped, row = EpisodeBuilder(), 0, 0
+        episodes: list[dict[str, Any]] = []
+        row = begin = dropped = 0
         for episode in self.dataset.iterate_episodes():
-            self._add(builder, episode, row)
-            row += len(episode.rewards)
-            if builder.steps >= self.chunk:
-                log = builder.build()
-                dropped += builder.dropped
-                builder = EpisodeBuilder()
+            n = len(episode.rewards)
+            episodes.append(
+                {
+                    "name": episode.id,
+                    "states": _flat(episode.observations, self._offset[0]),
+                    "actions": _flat(episode.actions, self._offset[1]),
+                    "rewards": episode.rewards,
+                    "terminal": episode.terminations,
+                    "truncated": np.asarray(episode.truncations, dtype=bool),
+                    "behaviour": _behaviour(episode, n),
+                    "rows": row + np.arange(n),
+                }
+            )
+            row += n
+            if row - begin >= self.chunk:
+                log, lost = lay(episodes)
+                dropped += lost
+                episodes, begin = [], row
                 if log is not None:
                     yield log
-        if builder.steps or row == 0:
-            log = builder.build()
-            dropped += builder.dropped
+        if episodes or row == 0:
+            log, lost = lay(episodes)
+            dropped += lost
             if log is not None:
                 yield log
-        if dropped:
-            self.notes = [
-                f"{dropped} truncated episodes came without their final observation: their last step was set aside"
-            ]
-
-    def _add(self, builder: EpisodeBuilder, episode: Any, row: int) -> None:
-        n = len(episode.rewards)
-        builder.add(
-            episode.id,
-            _flat(episode.observations, self._offset[0]),
-            _flat(episode.actions, self._offset[1]),
-            np.asarray(episode.rewards, dtype=np.float64),
-            np.asarray(episode.terminations, dtype=bool),
-            truncated=np.asarray(episode.truncations, dtype=bool),
-            behaviour=_behaviour(episode, n),
-            rows=row + np.arange(n),
-        )
+        self.set_aside(dropped)
 
 
-@reads
-def open_minari(data: Any) -> MinariSource | None:
-    """A source for a Minari folder or the id of a dataset on this machine; None for anything else."""
-    if not isinstance(data, str | Path):
-        return None
+def open_minari(data: str | Path) -> MinariSource:
+    """A source for a Minari folder or the id of a dataset on this machine."""
     folder = Path(data)
     try:
         import minari
     except ImportError as error:
         if folder.is_dir() or not folder.suffix:
             raise checks.missing_package("a Minari dataset", "minari", "offline") from error
-        return None
+        raise FileNotFoundError(f"{str(data)!r} is neither {FILES}") from None
     for candidate in (folder / "data", folder):
         if (candidate / "metadata.json").is_file():
             return MinariSource(minari.MinariDataset(candidate))
@@ -99,8 +89,7 @@ def open_minari(data: Any) -> MinariSource | None:
     except (FileNotFoundError, ValueError, TypeError):
         root = os.environ.get("MINARI_DATASETS_PATH", "~/.minari/datasets")
         raise FileNotFoundError(
-            f"{str(data)!r} is neither a .parquet, .csv, .csv.gz or .npz file, nor a folder of them, nor a Minari folder, "
-            f"nor the id of a dataset in {root}"
+            f"{str(data)!r} is neither {FILES}, nor the id of a dataset in {root}"
         ) from None
 
 

@@ -1,25 +1,18 @@
-"""Step 1, open: anything that can hand out its episodes in chunks, again and again.
-
-A reader of files registers itself with `reads`; `open_data` asks the readers in turn. Readers import this module, and this
-module imports readers by name, when data are opened.
-"""
+"""Step 1, open: anything that can hand out its episodes in chunks, again and again."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from marginax.offline.log import EMPTY, NO_SUCCESSORS, Log
+from marginax.offline.log import NO_SUCCESSORS, Log, join
 
 CHUNK = 500_000  # transitions held at a time
-READERS = ("marginax.offline.tabular_files", "marginax.offline.minari_files")  # asked in this order
-Reader = TypeVar("Reader", bound=Callable[..., Any])
-_registry: dict[str, Callable[[Any], Source | None]] = {}
+FILES = "a .parquet, .csv, .csv.gz or .npz file, nor a folder of them, nor a Minari folder"
 
 
 class Source:
@@ -37,11 +30,10 @@ class Source:
     total: int | None = None
     sizes: tuple[int, int] | None = None
     encoding: dict[str, list[str]] | None = None
+    _found: tuple[int, int] | None = None
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-
-    _found: tuple[int, int] | None = None
 
     def chunks(self) -> Iterator[Log]:
         """Yields logs of whole episodes."""
@@ -63,17 +55,22 @@ class Source:
 
     def table_sizes(self) -> tuple[int, int]:
         """(S, A): as declared by the source, or one more than the largest index in the log."""
-        if self.sizes is not None:
-            return self.sizes
-        if self._found is not None:
-            return self._found
+        if self.sizes is not None or self._found is not None:
+            return self.sizes or self._found  # type: ignore[return-value]
         states = actions = 0
         for log in self.chunks():
-            going = log.next_states[~log.terminal]
-            states = max(states, int(log.states.max()) + 1, int(going.max()) + 1 if len(going) else 0)
+            ahead = int(log.next_states[~log.terminal].max(initial=-1))
+            states = max(states, int(log.states.max()) + 1, ahead + 1)
             actions = max(actions, int(log.actions.max()) + 1)
         self._found = (states, actions)
         return self._found
+
+    def set_aside(self, episodes: int) -> None:
+        """Notes how many episodes lost their last step."""
+        if episodes:
+            self.notes = [
+                f"{episodes} truncated episodes came without their final observation: their last step was set aside"
+            ]
 
     def read(self) -> Log:
         """The whole log at once, for methods that need it in memory."""
@@ -92,24 +89,15 @@ class MemorySource(Source):
         """Yields the log, once."""
         yield self.log
 
-    def read(self) -> Log:
-        """The log."""
-        return self.log
 
-
-def reads(reader: Reader) -> Reader:
-    """Registers a reader: a function of data that returns a source, or None for data that are not its own."""
-    _registry[reader.__module__] = reader
-    return reader
-
-
-def open_data(data: Any) -> Source:
+def open_data(data: Any, encoding: Mapping[str, list[str]] | None = None) -> Source:
     """A source for `data`.
 
     Args:
         data: a `Log`, a `Trajectory`, a pandas or polars frame, a dict of columns; or a string or path: a `.parquet`, `.csv`,
             `.csv.gz` or `.npz` file with one row per transition, a folder of such files, a Minari folder, or the id of a
             Minari dataset.
+        encoding: the labels of `state` and `action` in the order of their indices, for tables that hold labels.
 
     Raises:
         ValueError: if it is none of these.
@@ -119,48 +107,22 @@ def open_data(data: Any) -> Source:
     >>> len(open_data(log).read())
     1
     """
+    from marginax.offline.minari_files import open_minari
+    from marginax.offline.tabular_files import open_tables
+
     if isinstance(data, Source):
         return data
     if isinstance(data, Log):
         return MemorySource(data)
     if hasattr(data, "discounts") and hasattr(data, "next_states"):
         return MemorySource(Log.from_trajectories(data), "trajectories")
-    for module in READERS:
-        importlib.import_module(module)
-        source = _registry[module](data)
-        if source is not None:
-            return source
+    table = open_tables(data, encoding)
+    if table is not None:
+        return table
+    if encoding is not None:
+        raise ValueError("an encoding needs a .parquet, .csv or .npz file, or a folder of them")
     if not isinstance(data, str | Path):
         raise ValueError(
             f"data must be a Log, a Trajectory, a frame, a file or a Minari dataset, not {type(data).__name__}"
         )
-    raise FileNotFoundError(
-        f"{str(data)!r} is neither a .parquet, .csv, .csv.gz or .npz file, nor a folder of them, nor a Minari folder, "
-        "nor the id of a Minari dataset"
-    )
-
-
-def join(logs: list[Log]) -> Log:
-    """One log of the episodes of several."""
-    if len(logs) == 1:
-        return logs[0]
-    if not logs:
-        raise ValueError(EMPTY)
-    starts = np.cumsum([0] + [len(log) for log in logs])
-    offsets = [log.offsets[:-1] + start for log, start in zip(logs, starts, strict=False)]
-
-    def stack(name: str) -> Any:
-        parts = [getattr(log, name) for log in logs]
-        return None if any(part is None for part in parts) else np.concatenate(parts)
-
-    return Log(
-        states=stack("states"),
-        actions=stack("actions"),
-        rewards=stack("rewards"),
-        next_states=stack("next_states"),
-        terminal=stack("terminal"),
-        offsets=np.concatenate([*offsets, starts[-1:]]),
-        behaviour=stack("behaviour"),
-        rows=stack("rows"),
-        names=[log.name(i) for log in logs for i in range(log.num_episodes)],
-    )
+    return open_minari(data)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
-import gzip
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from marginax import _checks as checks
+from marginax.offline.columns import SUFFIXES, Columns, open_columns
 from marginax.offline.log import Log, Place, assemble
-from marginax.offline.sources import CHUNK, Source, reads
+from marginax.offline.sources import CHUNK, Source
 
 NAMES = {
     "episode": ("episode", "episode_id"),
@@ -27,17 +24,11 @@ NAMES = {
     "terminal": ("terminal", "terminated", "termination"),
     "truncated": ("truncated", "truncation", "timeout"),
     "behaviour": (
-        "behaviour",
-        "behavior",
-        "behaviour_probability",
-        "behavior_probability",
-        "behaviour_density",
-        "behavior_density",
+        *(word + end for end in ("", "_probability", "_density") for word in ("behaviour", "behavior")),
         "propensity",
         "pscore",
     ),
 }
-SUFFIXES = (".parquet", ".pq", ".csv", ".csv.gz", ".npz")
 _VECTORS = ("state", "next_state", "action")
 _LABELLED = {"state": "state", "next_state": "state", "action": "action"}  # whose labels a column uses
 
@@ -58,7 +49,7 @@ class TableSource(Source):
 
     def __init__(
         self,
-        parts: list[_Part],
+        parts: list[Columns],
         name: str,
         chunk: int = CHUNK,
         encoding: Mapping[str, list[str]] | None = None,
@@ -67,7 +58,7 @@ class TableSource(Source):
         self.parts, self.name, self.chunk = parts, name, chunk
         sizes = [part.total for part in parts]
         self.total = sum(n for n in sizes if n is not None) if None not in sizes else None
-        self.columns = _assign(parts[0].names())
+        self.columns = _assign(parts[0].names)
         self.first_row = self.dropped = 0
         self._find_labels(encoding)
 
@@ -90,15 +81,6 @@ class TableSource(Source):
             found.append(changes[1:] if len(found) > 1 and changes[0] == found[-1][-1] else changes)
         return rows, np.concatenate(found[1:]) if rows else found[0]
 
-    def set_aside(self, episodes: int) -> None:
-        """Notes how many episodes lost their last step."""
-        self.dropped = episodes
-        if episodes:
-            self.notes = [
-                f"{episodes} truncated episodes came without their final observation: "
-                "their last step was set aside"
-            ]
-
     def rows(self) -> int | None:
         """Number of rows of all files, counted if need be."""
         if self.total is None:
@@ -109,7 +91,7 @@ class TableSource(Source):
         columns = {role: self.columns[role] for role in roles or self.columns}
         needed = [name for group in columns.values() for name in group]
         for part in self.parts:
-            missing = set(needed) - set(part.names())
+            missing = set(needed) - set(part.names)
             if missing:
                 raise ValueError(
                     f"{part.name} has no column {sorted(missing)[0]!r}, which {self.parts[0].name} has"
@@ -171,17 +153,17 @@ class TableSource(Source):
         if rows == 0:
             raise ValueError(f"{self.name} is empty: it has no rows")
         yield from reader.logs(_concatenate(pending))
-        self.set_aside(reader.dropped)
+        self.dropped = reader.dropped
+        self.set_aside(self.dropped)
 
 
-@reads
 def open_tables(data: Any, encoding: Mapping[str, list[str]] | None = None) -> TableSource | None:
     """A source for a file, a folder of files, a frame or a dict of columns; None for anything else."""
     if isinstance(data, Mapping):
-        return TableSource([_Columns("columns", dict(data))], "columns", encoding=encoding)
+        return TableSource([Columns("columns", dict(data))], "columns", encoding=encoding)
     if hasattr(data, "columns") and hasattr(data, "__getitem__"):  # pandas, polars
         frame = {str(name): np.asarray(data[name]) for name in data.columns}
-        return TableSource([_Columns("frame", frame)], "frame", encoding=encoding)
+        return TableSource([Columns("frame", frame)], "frame", encoding=encoding)
     if not isinstance(data, str | Path):
         return None
     path = Path(data)
@@ -191,163 +173,16 @@ def open_tables(data: Any, encoding: Mapping[str, list[str]] | None = None) -> T
             raise FileNotFoundError(
                 f"the folder {str(path)!r} holds no {', '.join(SUFFIXES)} file and no Minari dataset"
             )
-        return TableSource([_part(file) for file in files], path.name, encoding=encoding)
+        return TableSource([open_columns(file) for file in files], path.name, encoding=encoding)
     if not path.name.lower().endswith(SUFFIXES):
         return None
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
-    return TableSource([_part(path)], path.name, encoding=encoding)
+    return TableSource([open_columns(path)], path.name, encoding=encoding)
 
 
 def _is_minari(folder: Path) -> bool:
     return any((place / "metadata.json").is_file() for place in (folder, folder / "data"))
-
-
-class _Part:
-    """One file: its name, its columns, and batches of them as NumPy arrays."""
-
-    name: str
-    total: int | None = None
-    path: Path | None = None
-
-    def names(self) -> list[str]:
-        raise NotImplementedError
-
-    def batches(self, columns: list[str], size: int) -> Iterator[dict[str, np.ndarray]]:
-        raise NotImplementedError
-
-
-class _Columns(_Part):
-    """Columns in memory."""
-
-    def __init__(self, name: str, columns: dict[str, Any]) -> None:
-        self.name = name
-        self.columns = {key: np.asarray(values) for key, values in columns.items()}
-        lengths = {key: len(values) for key, values in self.columns.items() if values.ndim}
-        if len(set(lengths.values())) != 1 or len(lengths) != len(self.columns):
-            raise ValueError(f"the columns of {name} have different lengths: {lengths}")
-        self.total = next(iter(lengths.values()))
-
-    def names(self) -> list[str]:
-        return list(self.columns)
-
-    def batches(self, columns: list[str], size: int) -> Iterator[dict[str, np.ndarray]]:
-        if self.total:
-            yield {name: self.columns[name] for name in columns}
-
-
-class _Parquet(_Part):
-    path: Path
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, path.name
-        with self._file() as file:
-            self.total = file.metadata.num_rows
-            self._names = list(file.schema_arrow.names)
-
-    def _file(self) -> Any:
-        try:
-            import pyarrow.parquet as pq
-        except ImportError as error:
-            raise checks.missing_package("a Parquet log", "pyarrow", "offline") from error
-        with _named(self.name):
-            return pq.ParquetFile(self.path)
-
-    def names(self) -> list[str]:
-        return self._names
-
-    def batches(self, columns: list[str], size: int) -> Iterator[dict[str, np.ndarray]]:
-        with self._file() as file, _named(self.name):
-            for batch in file.iter_batches(batch_size=size, columns=columns):
-                yield {name: _array(batch.column(name), name) for name in columns}
-
-
-class _Csv(_Part):
-    """A CSV file, plain or compressed: by pyarrow where it is installed, else by the standard library."""
-
-    path: Path
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, path.name
-        with open(path, "rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        self.packed = path.suffix.lower() == ".gz"
-        if packed != self.packed:
-            raise ValueError(
-                f"{self.name} is {'a gzip file: name it .csv.gz' if packed else 'not a gzip file, as its name says'}"
-            )
-        with self._text() as file, _named(self.name):
-            self._names = next(csv.reader(file), [])
-
-    def _text(self) -> Any:
-        if self.packed:
-            return io.TextIOWrapper(gzip.open(self.path), "utf-8", newline="")
-        return open(self.path, encoding="utf-8", newline="")
-
-    def names(self) -> list[str]:
-        return self._names
-
-    def batches(self, columns: list[str], size: int) -> Iterator[dict[str, np.ndarray]]:
-        try:
-            import pyarrow.csv as arrow
-        except ImportError:
-            yield from self._plain(columns, size)
-            return
-        options = arrow.ConvertOptions(include_columns=columns)
-        reading = arrow.ReadOptions(block_size=1 << 24)
-        with (
-            _named(self.name),
-            arrow.open_csv(self.path, read_options=reading, convert_options=options) as reader,
-        ):
-            for batch in reader:
-                yield {name: _array(batch.column(name), name) for name in columns}
-
-    def _plain(self, columns: list[str], size: int) -> Iterator[dict[str, np.ndarray]]:
-        with self._text() as file, _named(self.name):
-            reader = csv.reader(file)
-            place = {name: i for i, name in enumerate(next(reader))}
-            wanted = [place[name] for name in columns]
-            rows: list[list[str]] = []
-            for row in reader:
-                if len(row) == len(place):
-                    rows.append(row)
-                elif row:
-                    raise ValueError(
-                        f"line {reader.line_num} has {len(row)} entries, the header {len(place)}"
-                    )
-                if len(rows) == size:
-                    yield {n: _parsed([r[i] for r in rows]) for n, i in zip(columns, wanted, strict=True)}
-                    rows = []
-            if rows:
-                yield {n: _parsed([r[i] for r in rows]) for n, i in zip(columns, wanted, strict=True)}
-
-
-def _part(path: Path) -> _Part:
-    name = path.name.lower()
-    if name.endswith((".csv", ".csv.gz")):
-        return _Csv(path)
-    if name.endswith(".npz"):
-        with _named(path.name), np.load(path, allow_pickle=False) as arrays:
-            return _Columns(path.name, {key: arrays[key] for key in arrays.files})
-    return _Parquet(path)
-
-
-class _named:
-    """Puts a file's name before the message of whatever reading it raises."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, GeneratorExit) or error is None or not isinstance(error, Exception):
-            return
-        if isinstance(error, FileNotFoundError | MemoryError) or str(error).startswith(self.name):
-            return
-        text = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{self.name} cannot be read: {text}") from error
 
 
 class _Reader:
@@ -388,19 +223,17 @@ class _Reader:
         following = None
         if "next_state" in block:
             following = self._indices("next_state", block["next_state"], place, extra | terminal)
-        log, dropped = assemble(
-            lengths,
-            episode[starts],
-            states=states,
-            actions=self._indices("action", block["action"], place, extra),
-            rewards=_floats(block["reward"], "reward"),
-            terminal=terminal,
-            truncated=truncated,
-            next_states=following,
-            behaviour=_floats(block["behaviour"], "behaviour") if "behaviour" in block else None,
-            rows=rows,
-            extra=extra,
-        )
+        found = {
+            "states": states,
+            "actions": self._indices("action", block["action"], place, extra),
+            "rewards": _floats(block["reward"], "reward"),
+            "terminal": terminal,
+            "truncated": truncated,
+            "next_states": following,
+            "behaviour": _floats(block["behaviour"], "behaviour") if "behaviour" in block else None,
+            "rows": rows,
+        }
+        log, dropped = assemble(lengths, episode[starts], found, extra)
         self.dropped += dropped
         if log is not None:
             yield log
@@ -491,39 +324,6 @@ def _assign(names: list[str]) -> dict[str, list[str]]:
         if role not in found:
             raise ValueError(f"there is no column for the {role} (looked for {', '.join(NAMES[role])})")
     return found
-
-
-def _array(column: Any, name: str) -> np.ndarray:
-    import pyarrow as pa
-
-    kind = column.type
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        rows = column.to_pylist()
-        width = max((len(row) for row in rows if row is not None), default=0)
-        for i, row in enumerate(rows):
-            if row is not None and len(row) != width:
-                raise ValueError(f"column {name!r}: row {i} has {len(row)} entries where others have {width}")
-        return np.array([[np.nan] * width if row is None else row for row in rows], dtype=np.float64)
-    if pa.types.is_null(kind):
-        return np.full(len(column), np.nan)
-    if pa.types.is_dictionary(kind):
-        column = column.dictionary_decode()
-    return column.to_numpy(zero_copy_only=False)
-
-
-_FLAGS = {"true": "1", "false": "0", "": "nan"}
-
-
-def _parsed(cells: list[str]) -> np.ndarray:
-    """The cells of a CSV column: integers, else numbers (with nan where a cell is empty), else words."""
-    try:
-        return np.array(cells).astype(np.int64)
-    except (ValueError, OverflowError):
-        pass
-    try:
-        return np.array([_FLAGS.get(cell.strip().lower(), cell) for cell in cells]).astype(np.float64)
-    except ValueError:
-        return np.array([cell if cell else None for cell in cells], dtype=object)
 
 
 def _concatenate(blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -1,0 +1,179 @@
+"""Columns of one file, or of arrays in memory, in batches of rows: Parquet, CSV plain or compressed, and NumPy archives."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marginax import _checks as checks
+
+Batch = dict[str, np.ndarray]
+SUFFIXES = (".parquet", ".pq", ".csv", ".csv.gz", ".npz")
+_FLAGS = {"true": "1", "false": "0", "": "nan"}
+
+
+class Columns:
+    """Columns in memory.
+
+    Attributes:
+        name: of the file, for messages.
+        names: of its columns.
+        total: number of rows, if known.
+        path: of the file, if there is one that is read in batches.
+    """
+
+    total: int | None = None
+    path: Path | None = None
+
+    def __init__(self, name: str, columns: dict[str, Any]) -> None:
+        self.name, self.names = name, list(columns)
+        self._columns = {key: np.asarray(values) for key, values in columns.items()}
+        lengths = {key: len(values) for key, values in self._columns.items() if values.ndim}
+        if len(set(lengths.values())) != 1 or len(lengths) != len(self._columns):
+            raise ValueError(f"the columns of {name} have different lengths: {lengths}")
+        self.total = next(iter(lengths.values()))
+
+    def batches(self, columns: list[str], size: int) -> Iterator[Batch]:
+        """The columns, in blocks of about `size` rows."""
+        if self.total:
+            yield {name: self._columns[name] for name in columns}
+
+
+class ParquetColumns(Columns):
+    """A Parquet file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, path.name
+        with self._file() as file:
+            self.total, self.names = file.metadata.num_rows, list(file.schema_arrow.names)
+
+    def _file(self) -> Any:
+        try:
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise checks.missing_package("a Parquet log", "pyarrow", "offline") from error
+        with _reading(self.name):
+            return pq.ParquetFile(self.path)
+
+    def batches(self, columns: list[str], size: int) -> Iterator[Batch]:
+        """The columns, in blocks of `size` rows."""
+        with self._file() as file, _reading(self.name):
+            for batch in file.iter_batches(batch_size=size, columns=columns):
+                yield {name: _array(batch.column(name), name) for name in columns}
+
+
+class CsvColumns(Columns):
+    """A CSV file, plain or compressed: by pyarrow where it is installed, else by the standard library."""
+
+    path: Path
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, path.name
+        with open(path, "rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        self.packed = path.suffix.lower() == ".gz"
+        if packed != self.packed:
+            what = "a gzip file: name it .csv.gz" if packed else "not a gzip file, as its name says"
+            raise ValueError(f"{self.name} is {what}")
+        with self._text() as text, _reading(self.name):
+            self.names = next(csv.reader(text), [])
+
+    def _text(self) -> Any:
+        if self.packed:
+            return io.TextIOWrapper(gzip.open(self.path), "utf-8", newline="")
+        return open(self.path, encoding="utf-8", newline="")
+
+    def batches(self, columns: list[str], size: int) -> Iterator[Batch]:
+        """The columns, in blocks of `size` rows, or of 16 MB."""
+        try:
+            import pyarrow.csv as arrow
+        except ImportError:
+            yield from self._plain(columns, size)
+            return
+        settings = {
+            "convert_options": arrow.ConvertOptions(include_columns=columns, strings_can_be_null=True),
+            "read_options": arrow.ReadOptions(block_size=1 << 24),
+        }
+        with _reading(self.name), arrow.open_csv(self.path, **settings) as reader:
+            for batch in reader:
+                yield {name: _array(batch.column(name), name) for name in columns}
+
+    def _plain(self, columns: list[str], size: int) -> Iterator[Batch]:
+        with self._text() as file, _reading(self.name):
+            reader = csv.reader(file)
+            place = {name: i for i, name in enumerate(next(reader))}
+
+            def rows() -> Iterator[list[str]]:
+                for row in reader:
+                    if row and len(row) != len(place):
+                        counts = f"{len(row)} entries, the header {len(place)}"
+                        raise ValueError(f"line {reader.line_num} has {counts}")
+                    if row:
+                        yield row
+
+            whole = rows()
+            while block := list(itertools.islice(whole, size)):
+                yield {name: _parsed([row[place[name]] for row in block]) for name in columns}
+
+
+def open_columns(path: Path) -> Columns:
+    """The columns of a file, by its name."""
+    name = path.name.lower()
+    if name.endswith((".csv", ".csv.gz")):
+        return CsvColumns(path)
+    if name.endswith(".npz"):
+        with _reading(path.name), np.load(path, allow_pickle=False) as arrays:
+            return Columns(path.name, {key: arrays[key] for key in arrays.files})
+    return ParquetColumns(path)
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Puts a file's name before the message of whatever reading it raises."""
+    try:
+        yield
+    except (FileNotFoundError, MemoryError):
+        raise
+    except Exception as error:
+        if str(error).startswith(name):
+            raise
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{name} cannot be read: {text}") from error
+
+
+def _array(column: Any, name: str) -> np.ndarray:
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        rows = column.to_pylist()
+        width = max((len(row) for row in rows if row is not None), default=0)
+        for i, row in enumerate(rows):
+            if row is not None and len(row) != width:
+                raise ValueError(f"column {name!r}: row {i} has {len(row)} entries where others have {width}")
+        return np.array([[np.nan] * width if row is None else row for row in rows], dtype=np.float64)
+    if pa.types.is_null(kind):
+        return np.full(len(column), np.nan)
+    if pa.types.is_dictionary(kind):
+        column = column.dictionary_decode()
+    return column.to_numpy(zero_copy_only=False)
+
+
+def _parsed(cells: list[str]) -> np.ndarray:
+    """The cells of a CSV column: integers, else numbers (with nan where a cell is empty), else words."""
+    try:
+        return np.array(cells).astype(np.int64)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return np.array([_FLAGS.get(cell.strip().lower(), cell) for cell in cells]).astype(np.float64)
+    except ValueError:
+        return np.array([cell if cell else None for cell in cells], dtype=object)
