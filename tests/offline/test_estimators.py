@@ -11,7 +11,13 @@ from marginax.offline import Log, evaluate
 from marginax.offline.certainty_equivalence import Counts, ModelInfluence, certainty_equivalence
 from marginax.offline.importance import ImportanceSums
 from marginax.offline.pipeline import critic_errors
-from marginax.offline.ratios import RegressionSums, SecondLook, StateRatioEstimate, StateRatioSums
+from marginax.offline.ratios import (
+    RegressionEstimate,
+    RegressionSums,
+    SecondLook,
+    StateRatioEstimate,
+    StateRatioSums,
+)
 from marginax.offline.sources import Source
 from reference import offline as naive
 from reference.offline_logs import GAMMA, garnet_log
@@ -135,7 +141,7 @@ def all_estimates(log, pi):
         certainty_equivalence(fold, pi, GAMMA, starts=counts.whole.starts) for fold in counts.folds[::-1]
     ]
     again = (
-        regression.estimator(counts.episodes),
+        RegressionEstimate(regression, counts.episodes),
         StateRatioEstimate(states, critics, counts.whole.successors, None),
     )
     look = SecondLook(lambda _: ratios, list(again))

@@ -21,7 +21,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from marginax._solve import Resolvent
-from marginax.offline.log import Log
+from marginax.offline.log import Accumulator, Log
 from marginax.offline.results import Estimate, Influence
 from marginax.weights.empirical import EmpiricalMDP
 
@@ -37,7 +37,7 @@ class Endless(ValueError):
     """Without a discount and a horizon, a process that never ends has no value."""
 
 
-class Counts:
+class Counts(Accumulator):
     """What one pass over a tabular log gathers: an empirical MDP for each fold of episodes, and sizes.
 
     >>> log = Log.from_episodes([dict(states=[0, 1, 0], actions=[0, 1], rewards=[0., 1.], terminal=True)])
@@ -47,34 +47,28 @@ class Counts:
     [[1.0, 0.0], [0.0, 1.0]]
     """
 
+    added = ("episodes", "steps", "truncated")
+
     def __init__(self, num_states: int, num_actions: int) -> None:
         self.folds = [EmpiricalMDP.empty(num_states, num_actions) for _ in range(FOLDS)]
         self.episodes = self.steps = self.truncated = self.longest = 0
         self.reward_min, self.reward_max = np.inf, -np.inf
         self.has_behaviour: bool | None = None
 
-    def update(self, log: Log, first: int | None = None) -> None:
-        """Adds a chunk of whole episodes, numbered from `first` (by default after those that were added before).
+    def update(self, log: Log, first: int = 0) -> None:
+        """Adds a chunk of whole episodes, numbered from `first`.
 
         Raises:
             ValueError: for a state or action outside the tables, naming episode and step.
         """
         self._check(log)
-        number = (self.episodes if first is None else first) + np.arange(log.num_episodes)
-        fold = np.repeat(number % FOLDS, log.lengths)
+        fold = np.repeat(log.numbers(first) % FOLDS, log.lengths)
         begins = np.zeros(len(log), dtype=bool)
         begins[log.offsets[:-1]] = True
         for k in range(FOLDS):
-            self.folds[k] = self.folds[k].add(
-                log.states,
-                log.actions,
-                log.next_states,
-                log.terminal,
-                rewards=log.rewards,
-                first=begins,
-                behaviour=log.behaviour,
-                valid=fold == k,
-            )
+            steps = (log.states, log.actions, log.next_states, log.terminal)
+            others: Any = {"rewards": log.rewards, "first": begins, "behaviour": log.behaviour}
+            self.folds[k] = self.folds[k].add(*steps, **others, valid=fold == k)
         self.episodes += log.num_episodes
         self.steps += len(log)
         self.truncated += int((~log.terminal[log.last]).sum())
@@ -85,10 +79,8 @@ class Counts:
 
     def merge(self, other: Counts) -> None:
         """Adds the counts of other chunks of the same log."""
+        super().merge(other)
         self.folds = [a.merge(b) for a, b in zip(self.folds, other.folds, strict=True)]
-        self.episodes += other.episodes
-        self.steps += other.steps
-        self.truncated += other.truncated
         self.longest = max(self.longest, other.longest)
         self.reward_min = min(self.reward_min, other.reward_min)
         self.reward_max = max(self.reward_max, other.reward_max)
@@ -350,26 +342,24 @@ def _ends(kernel: sp.csr_array) -> bool:
         reached = more
 
 
-class ModelInfluence:
+class ModelInfluence(Accumulator):
     """Influence of Σ starts · V when V solves the Bellman equation of the log's counts.
 
     ψ_i = V(x_0) - value + Σ_t w(x_t,a_t) (r_t + γ V(x_{t+1}) - Q(x_t,a_t)), with w of `Model.weights`: the delta method on
     the counts, exact to first order, with whole episodes as the independent units.
     """
 
+    added = ("influence",)
+
     def __init__(self, model: Model, episodes: int) -> None:
         self.model, self.influence = model, Influence(episodes)
 
-    def update(self, log: Log, first: int | None = None) -> None:
-        """Adds a chunk, its episodes numbered from `first`."""
+    def update(self, log: Log, first: int = 0) -> None:
+        """Adds a chunk."""
         start = self.model.v[0, log.states[log.offsets[:-1]]]
         pairs = log.states * self.model.weights.shape[1] + log.actions
         psi = start - self.model.value + log.sums(self.model.weighted_errors(log, pairs))
         self.influence.add(psi, first)
-
-    def merge(self, other: ModelInfluence) -> None:
-        """Adds the influences of other chunks of the same log."""
-        self.influence.merge(other.influence)
 
     def estimate(self, visits: Any) -> Estimate:
         """The value of certainty equivalence with its influence."""

@@ -23,7 +23,7 @@ from scipy.sparse.linalg import LinearOperator, gmres
 
 from marginax import targets
 from marginax.offline.certainty_equivalence import Counts, Model
-from marginax.offline.log import Log
+from marginax.offline.log import Accumulator, Log, add_at
 from marginax.offline.results import Estimate, Influence
 from marginax.offline.sources import Source
 from marginax.weights import exact
@@ -160,7 +160,7 @@ class Backup:
         return Fit(q, self.values(q), residual)
 
 
-class MarginalizedSums:
+class MarginalizedSums(Accumulator):
     """Sums of γ^k w(p, p') over the steps t with pair p and t + k with pair p' of a log, within windows.
 
     The marginalized target is Q(x_t,a_t) + Σ_k γ^k w(x_t,a_t,x_{t+k},a_{t+k}) δ_{t+k}. Averaged over visits it is a matrix of pairs:
@@ -171,6 +171,8 @@ class MarginalizedSums:
         discount: γ.
     """
 
+    added = ("of_pairs", "of_states", "of_rewards")
+
     def __init__(self, weights: np.ndarray, discount: float) -> None:
         self.states, self.actions = weights.shape[:2]
         self.size, self.discount = self.states * self.actions, discount
@@ -179,21 +181,15 @@ class MarginalizedSums:
         self.of_states = np.zeros((self.size, self.states))
         self.of_rewards = np.zeros(self.size)
 
-    def update(self, log: Log, first: int | None = None) -> None:
-        """Adds a chunk; the numbers of its episodes do not matter."""
+    def update(self, log: Log, first: int = 0) -> None:
+        """Adds a chunk."""
         pairs = log.states * self.actions + log.actions
         for here, there, coefficient in self.lags(log):
             start = pairs[here]
-            _add(self.of_pairs, start * self.size + pairs[there], coefficient)
+            add_at(self.of_pairs, start * self.size + pairs[there], coefficient)
             successor = np.where(log.terminal[there], 0, log.next_states[there])
-            _add(self.of_states, start * self.states + successor, coefficient * ~log.terminal[there])
-            _add(self.of_rewards, start, coefficient * log.rewards[there])
-
-    def merge(self, other: MarginalizedSums) -> None:
-        """Adds the sums of other chunks."""
-        self.of_pairs += other.of_pairs
-        self.of_states += other.of_states
-        self.of_rewards += other.of_rewards
+            add_at(self.of_states, start * self.states + successor, coefficient * ~log.terminal[there])
+            add_at(self.of_rewards, start, coefficient * log.rewards[there])
 
     def lags(self, log: Log) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """For each lag k: the rows t whose window reaches t + k, those rows t + k, and γ^k w."""
@@ -218,8 +214,10 @@ class MarginalizedSums:
         return found
 
 
-class MarginalizedInfluence:
+class MarginalizedInfluence(Accumulator):
     """Influences of the episodes on a fitted value with marginalized targets; see `estimate`."""
+
+    added = ("influence",)
 
     def __init__(
         self, sums: MarginalizedSums, fitted: Fit, lam: np.ndarray, value: float, episodes: int
@@ -227,16 +225,12 @@ class MarginalizedInfluence:
         self.sums, self.fitted, self.lam, self.value = sums, fitted, lam, value
         self.influence = Influence(episodes)
 
-    def update(self, log: Log, first: int | None = None) -> None:
-        """Adds a chunk, its episodes numbered from `first`."""
+    def update(self, log: Log, first: int = 0) -> None:
+        """Adds a chunk."""
         q, v = self.fitted.q, self.fitted.v
         error = self.sums.targets(log, q, v) - q[log.states, log.actions]
         start = v[log.states[log.offsets[:-1]]]
         self.influence.add(start - self.value + log.sums(self.lam[log.states, log.actions] * error), first)
-
-    def merge(self, other: MarginalizedInfluence) -> None:
-        """Adds the influences of other chunks."""
-        self.influence.merge(other.influence)
 
 
 class MarginalizedBackup(Backup):
@@ -277,10 +271,6 @@ class MarginalizedBackup(Backup):
         """Influences of the episodes; see `estimate`."""
         empty = MarginalizedInfluence(self.sums, fitted, lam, value, self.counts.episodes)
         return self.gather(empty).influence
-
-
-def _add(table: np.ndarray, cell: np.ndarray, values: np.ndarray) -> None:
-    table += np.bincount(cell, values, minlength=table.size).reshape(table.shape)
 
 
 def estimate(fitted: Fit, backup: Backup) -> Estimate:

@@ -9,14 +9,13 @@ these estimators.
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
 
-from marginax.offline.log import Log
-from marginax.offline.results import MAX_GROUPS, Estimate
+from marginax.offline.log import Accumulator, Log, add_at
+from marginax.offline.results import MAX_GROUPS, Estimate, concentration
+from marginax.statistics import Interval
 
 DOMINANT = 0.5  # share of the weight from which a single episode decides a self-normalised average
 FEW = 30.0  # effective episodes below which a mean of weights does not show its own error
@@ -27,7 +26,7 @@ _BY_GROUP = ("size", "returns", "weight", "weighted", "decision", "robust", "bas
 _BY_EPISODE = ("weights", "earned", "lower", "upper")
 
 
-class ImportanceSums:
+class ImportanceSums(Accumulator):
     """Sums over the episodes of a log, by groups of episodes; `estimates` turns them into values with influences.
 
     Sums of different chunks of a log add up (`merge`), if each was made with the sizes of the whole log.
@@ -41,6 +40,8 @@ class ImportanceSums:
         horizon: steps whose rewards count, if they are not all of them; logs are then given up to that step.
     """
 
+    added = ("steps", "truncated", "top")
+
     def __init__(
         self,
         episodes: int,
@@ -50,8 +51,11 @@ class ImportanceSums:
         robust: bool = False,
         horizon: int | None = None,
     ) -> None:
+        if episodes < 2:
+            raise ValueError("the log has a single episode: an interval over episodes needs at least two")
         self.episodes, self.longest, self.discount = episodes, longest, discount
-        self.reward_range, self.robust, self.horizon = reward_range, robust, horizon
+        self.robust, self.horizon = robust, horizon
+        self.reward_range = min(reward_range[0], 0.0), max(reward_range[1], 0.0)  # what has ended earns 0
         self.groups = g = min(episodes, MAX_GROUPS)
         kept = longest
         if 0 < discount < 1:
@@ -59,7 +63,7 @@ class ImportanceSums:
         self.kept = t = max(
             1, kept
         )  # steps whose sums are kept apart; later ones weigh less than `_NEGLIGIBLE`
-        self.seen = self.steps = self.truncated = 0
+        self.steps = self.truncated = 0
         self.sums = {name: np.zeros(g) for name in _BY_GROUP}
         self.sums |= {name: np.zeros(episodes) for name in _BY_EPISODE}
         self.sums |= {
@@ -84,7 +88,7 @@ class ImportanceSums:
         log: Log,
         ratios: np.ndarray,
         critic: tuple[np.ndarray, np.ndarray] | None = None,
-        first: int | None = None,
+        first: int = 0,
     ) -> None:
         """Adds a chunk of whole episodes.
 
@@ -93,10 +97,10 @@ class ImportanceSums:
             ratios: [N] one-step ratios π/μ.
             critic: for doubly robust, r + γV(x') - Q(x,a) of each row [N] and V(x_0) of each episode [E], by a critic that
                 has not seen the episode.
-            first: number of the chunk's first episode in the log; by default it follows those added before.
+            first: number of the chunk's first episode in the log.
         """
         e, sums, kept = log.num_episodes, self.sums, self.kept
-        number = (self.seen if first is None else first) + np.arange(e)
+        number = log.numbers(first)
         group = number % self.groups
         row_group = np.repeat(group, log.lengths)
         times = log.times
@@ -122,14 +126,14 @@ class ImportanceSums:
         inside: np.ndarray | slice = times < kept if self.longest > kept else slice(None)
         steps = times[inside]
         cell = row_group[inside] * kept + steps
-        _bin(sums["reward"], cell, (discounted * log.rewards)[inside])
-        _bin(sums["mass"], cell, rho[inside])
+        add_at(sums["reward"], cell, (discounted * log.rewards)[inside])
+        add_at(sums["mass"], cell, rho[inside])
         sums["square"] += np.bincount(steps, rho[inside] ** 2, minlength=kept)
         sums["at_risk"][:-1] += np.bincount(steps, minlength=kept)
         np.maximum.at(self.maxima["heaviest"], steps, rho[inside])
         over = ends & (log.lengths <= kept)
         length, weight = log.lengths[over], final[over]
-        _bin(sums["ended"], group[over] * (kept + 1) + length, weight)
+        add_at(sums["ended"], group[over] * (kept + 1) + length, weight)
         sums["square_ended"] += np.bincount(length, weight**2, minlength=kept + 1)
         sums["ended_count"] += np.bincount(length, minlength=kept + 1)
         np.maximum.at(self.maxima["heaviest_ended"], length, weight)
@@ -139,7 +143,7 @@ class ImportanceSums:
             _widen(self.maxima["errors"], delta)
             add("base", base)
             add("robust", base + log.sums(discounted * delta))
-            _bin(sums["error"], cell, (discounted * delta)[inside])
+            add_at(sums["error"], cell, (discounted * delta)[inside])
 
         left, share = self._remaining(times[last])
         if np.isfinite(left).all():
@@ -153,18 +157,15 @@ class ImportanceSums:
         self.steps += len(log)
         self.truncated += int((~ends).sum())
         self._remember(log, rho)
-        self.seen += e
 
     def merge(self, other: ImportanceSums) -> None:
         """Adds the sums of other chunks of the same log."""
+        super().merge(other)
         for name, values in other.sums.items():
             self.sums[name] += values
         for name, values in other.maxima.items():
             np.maximum(self.maxima[name], values, out=self.maxima[name])
-        self.seen += other.seen
-        self.steps += other.steps
-        self.truncated += other.truncated
-        self.top = sorted(self.top + other.top, key=lambda entry: -entry[0])[:10]
+        self.top = sorted(self.top, key=lambda entry: -entry[0])[:10]
 
     def _remaining(self, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Σ γ^k over the steps that may follow step `last`, and their share of the discount of all steps."""
@@ -189,6 +190,13 @@ class ImportanceSums:
             place = (int(log.states[row]), int(log.actions[row])) if log.tabular else (None, None)
             self.top.append((float(final[i]), log.name(int(i)), step, *place))
         self.top = sorted(self.top, key=lambda entry: -entry[0])[:10]
+
+    def bound(self, level: float) -> Interval | None:
+        """The concentration bound on the value; None if nothing bounds it."""
+        possible = self.value_range()
+        if not np.isfinite(possible).all():
+            return None
+        return concentration(self.sums["lower"], self.sums["upper"], possible, level=level)
 
     @property
     def weights(self) -> np.ndarray:
@@ -404,40 +412,6 @@ class ImportanceSums:
             ),
         }
 
-    def distribution(self, level: float, weighted: bool = True) -> dict[str, Any]:
-        """Quantiles of the return of an episode and means of its worst part (CVaR), with intervals.
-
-        Episodes count with their weights ρ_T, self-normalised; `weighted=False` is the log's own distribution. The interval of a
-        quantile inverts that of the distribution function; the interval of a CVaR is normal.
-        """
-        returns = self.sums["earned"]
-        w = self.weights if weighted else np.ones_like(returns)
-        order = np.argsort(returns)
-        returns, w = returns[order], w[order] / w.sum()
-        cumulative = np.cumsum(w)
-        z = NormalDist().inv_cdf((1 + level) / 2)
-
-        def quantile(share: float) -> float:
-            return float(returns[min(int(np.searchsorted(cumulative, share)), len(returns) - 1)])
-
-        found: dict[str, Any] = {"quantiles": [], "cvar": []}
-        for share in (0.05, 0.25, 0.5, 0.75, 0.95):
-            value = quantile(share)
-            below = returns <= value
-            half = z * float(np.sqrt((w**2 * (below - w[below].sum()) ** 2).sum()))
-            ends = quantile(max(share - half, 0.0)), quantile(min(share + half, 1.0))
-            found["quantiles"].append({"share": share, "value": value, "low": ends[0], "high": ends[1]})
-        for share in (0.05, 0.25):
-            value = quantile(share)
-            short = np.maximum(value - returns, 0.0)
-            mean = float(w @ short)
-            half = z * float(np.sqrt((w**2 * (short - mean) ** 2).sum())) / share
-            cvar = value - mean / share
-            found["cvar"].append({"share": share, "value": cvar, "low": cvar - half, "high": cvar + half})
-        keep = np.unique(np.linspace(0, len(returns) - 1, 200).astype(int))
-        found["curve"] = {"returns": returns[keep], "share": cumulative[keep]}
-        return found
-
     def behaviour(self) -> Estimate:
         """The plain average return of the log."""
         value = float(self.sums["returns"].sum() / self.episodes)
@@ -448,10 +422,6 @@ class ImportanceSums:
         """Mean of π/μ over steps and its standard error; 1 in expectation where μ covers π."""
         mean, square = self.sums["ratio"] / self.steps
         return float(mean), float(np.sqrt(max(square - mean**2, 0.0) / self.steps))
-
-
-def _bin(table: np.ndarray, cell: np.ndarray, values: np.ndarray) -> None:
-    table += np.bincount(cell, values, minlength=table.size).reshape(table.shape)
 
 
 def _without(part: np.ndarray, total: np.ndarray | float) -> np.ndarray:

@@ -94,6 +94,10 @@ class Log:
         """The name of an episode, as error messages give it."""
         return str(episode if self.names is None else self.names[episode])
 
+    def numbers(self, first: int) -> np.ndarray:
+        """[E] the numbers of the episodes in the whole log, of which the first one is given."""
+        return first + np.arange(self.num_episodes)
+
     def sums(self, x: np.ndarray) -> np.ndarray:
         """[E] sum of `x` [N] over each episode."""
         return np.add.reduceat(x, self.offsets[:-1])
@@ -129,7 +133,7 @@ class Log:
 
     def _take(self, rows: np.ndarray, offsets: np.ndarray, names: Any) -> Log:
         columns = {name: getattr(self, name) for name in _COLUMNS}
-        taken = {name: None if x is None else x[rows] for name, x in columns.items()}
+        taken: dict[str, Any] = {name: None if x is None else x[rows] for name, x in columns.items()}
         return Log(**taken, offsets=offsets, names=names)
 
     @staticmethod
@@ -210,11 +214,11 @@ def join(logs: list[Log]) -> Log:
     starts = np.cumsum([0] + [len(log) for log in logs])
     offsets = [log.offsets[:-1] + start for log, start in zip(logs, starts, strict=False)]
     parts = {name: [getattr(log, name) for log in logs] for name in _COLUMNS}
+    columns: dict[str, Any] = {
+        name: None if any(x is None for x in part) else np.concatenate(part) for name, part in parts.items()
+    }
     return Log(
-        **{
-            name: None if any(x is None for x in part) else np.concatenate(part)
-            for name, part in parts.items()
-        },
+        **columns,
         offsets=np.concatenate([*offsets, starts[-1:]]),
         names=[log.name(i) for log in logs for i in range(log.num_episodes)],
     )
@@ -231,7 +235,7 @@ def lay(episodes: Sequence[dict[str, Any]]) -> tuple[Log | None, int]:
     parts: dict[str, list[Any]] = {name: [] for name in episodes[0] if name != "name"}
     extra = []
     for episode in episodes:
-        part = {
+        part: dict[str, Any] = {
             name: None if episode[name] is None else np.asarray(episode[name], dtype=dtypes.get(name))
             for name in parts
         }
@@ -250,7 +254,9 @@ def lay(episodes: Sequence[dict[str, Any]]) -> tuple[Log | None, int]:
     shapes = {states.shape[1:] for states in parts["states"]}
     if len(shapes) > 1:
         raise ValueError(f"observations have different shapes in different episodes: {sorted(shapes)}")
-    columns = {name: None if part[0] is None else np.concatenate(part) for name, part in parts.items()}
+    columns: dict[str, Any] = {
+        name: None if part[0] is None else np.concatenate(part) for name, part in parts.items()
+    }
     columns |= {name: as_indices_or_floats(columns[name]) for name in ("states", "actions")}
     return assemble(np.array([len(x) for x in extra]), names, columns, np.concatenate(extra))
 
@@ -308,8 +314,9 @@ def assemble(
         return None, int(lost.sum())
     size = np.bincount(place.index[keep], minlength=len(lengths))
     given = {name: columns.get(name) for name in _COLUMNS} | {"next_states": following, "terminal": terminal}
+    kept: dict[str, Any] = {name: None if x is None else x[keep] for name, x in given.items()}
     log = Log(
-        **{name: None if x is None else x[keep] for name, x in given.items()},
+        **kept,
         offsets=np.concatenate([[0], np.cumsum(size[size > 0])]),
         names=[names[i] for i in np.flatnonzero(size)] if isinstance(names, list) else names[size > 0],
     )
@@ -319,8 +326,8 @@ def assemble(
 class Accumulator:
     """What a pass over a log gathers, chunk by chunk; it adds up between parts of the log.
 
-    Each has `update(log, …, first)`, which adds a chunk whose first episode has that number in the whole log (by default it
-    follows those added before). `added` names what `merge` adds: numbers, arrays, sparse tables, and other accumulators.
+    Each has `update(log, …, first)`, which adds a chunk whose first episode has that number in the whole log. `added` names what
+    `merge` adds: numbers, arrays, sparse tables, and other accumulators.
     """
 
     added: ClassVar[tuple[str, ...]] = ()
@@ -362,3 +369,8 @@ def as_indices_or_floats(x: np.ndarray) -> np.ndarray:
         return x.reshape(len(x)).astype(np.int64)
     floats = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
     return floats.reshape(len(x), -1)
+
+
+def add_at(table: np.ndarray, cell: np.ndarray, values: np.ndarray) -> None:
+    """Adds values to the cells [N] of a table, numbered as in memory."""
+    table += np.bincount(cell, values, minlength=table.size).reshape(table.shape)

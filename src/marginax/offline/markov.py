@@ -16,7 +16,7 @@ from scipy.stats import chi2, norm
 
 from marginax.offline.certainty_equivalence import Model
 from marginax.offline.features import Features, Pairs
-from marginax.offline.log import Log
+from marginax.offline.log import Accumulator, Log
 
 FAILS = 3.5  # standard deviations above what chance gives
 LEAST = 10  # visits of a cell
@@ -42,8 +42,10 @@ class MarkovTest:
         return self.degrees > 0 and self.score > FAILS
 
 
-class MarkovSums:
+class MarkovSums(Accumulator):
     """Sums of δ by pair and past, chunk by chunk: a χ² test of equal means within each pair."""
+
+    added = ("number", "total", "square", "rows")
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -52,7 +54,7 @@ class MarkovSums:
         self.square = np.zeros(m)
         self.rows = 0
 
-    def update(self, log: Log) -> None:
+    def update(self, log: Log, first: int = 0) -> None:
         """Adds a chunk."""
         if self.rows > MOST:
             return
@@ -69,12 +71,6 @@ class MarkovSums:
         self.total = self.total + sp.coo_array((delta[here], index), shape=shape).tocsr()
         self.square += np.bincount(pairs[here], delta[here] ** 2, minlength=shape[1])
         self.rows += len(here)
-
-    def merge(self, other: MarkovSums) -> None:
-        """Adds the sums of other chunks."""
-        self.number, self.total = self.number + other.number, self.total + other.total
-        self.square += other.square
-        self.rows += other.rows
 
     def result(self) -> MarkovTest:
         """The test on all chunks."""

@@ -10,24 +10,26 @@ from scipy.stats import t as student
 
 from marginax.offline import features, networks
 from marginax.offline.behaviour import NOT_LOGGED, Behaviour, fit_behaviour
+from marginax.offline.diagnostics import curves_of, diagnostics_of
 from marginax.offline.features import Pairs, prepare, target_probability
 from marginax.offline.importance import ImportanceSums
 from marginax.offline.log import Log
 from marginax.offline.markov import MarkovTest, markov_of_observations
 from marginax.offline.network_estimators import balanced, fitted_q, learn, moments_of, ratios
-from marginax.offline.pipeline import (
-    Request,
-    conclude,
-    curves_of,
-    diagnostics_of,
+from marginax.offline.pipeline import Request
+from marginax.offline.policies import FunctionPolicy, Policy, RowPolicy
+from marginax.offline.results import (
+    ESTIMATORS,
+    ROBUST,
+    Answer,
+    Estimate,
+    Evaluation,
+    Influence,
     intervals,
-    need_episodes,
-    with_zero,
     within,
 )
-from marginax.offline.policies import FunctionPolicy, Policy, RowPolicy
-from marginax.offline.results import ESTIMATORS, ROBUST, Answer, Estimate, Evaluation, Influence
 from marginax.offline.sources import Source
+from marginax.offline.verdict import conclude
 from marginax.statistics import Interval
 
 PREFERRED = ("certainty-equivalence", "fqe-one-step", "fqe-retrace", "fenchel", "saddle-point")
@@ -41,7 +43,6 @@ DRAWS = 4  # of random features
 def evaluate_observations(source: Source, policy: Policy, request: Request) -> Evaluation:
     """The answers of all estimators for a log of observations; see `marginax.offline.evaluate`."""
     log, discount, seed, horizon = source.read(), request.discount, request.seed, request.horizon
-    need_episodes(log.num_episodes)
     notes: list[str] = []
     pairs = prepare(log, policy, seed) if isinstance(policy, FunctionPolicy) else None
     if pairs is None:
@@ -58,7 +59,7 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
     cut = request.cut(log)
     inside = slice(None) if cut is log else log.times < (horizon or 0)
     longest = int(cut.lengths.max())
-    sums = ImportanceSums(log.num_episodes, longest, discount, with_zero(rewards), robust, horizon)
+    sums = ImportanceSums(log.num_episodes, longest, discount, rewards, robust, horizon)
     errors = None
     if robust and pairs is not None:
         for _ in request.progress("doubly robust", ["critics"]):
@@ -76,16 +77,18 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
     if by_model is not None:
         estimates["certainty-equivalence"] = by_model
     estimates = {name: estimates[name] for name in request.estimators if name in estimates}
-    answers = intervals(estimates, sums, request, how if chances is not None else "none")
+    possible = sums.value_range()
+    bound = sums.bound(request.level) if how == "logged" and chances is not None else None
+    answers = intervals(estimates, possible, **request.bootstrap, bound=bound)
     if pairs is not None:
         wanted = [n for n in request.wants(*NETWORKS) if chances is not None or n in _WITHOUT_RATIOS]
         if wanted and (horizon is not None or discount == 1):
             notes.append("networks need a discount below 1 and no horizon; they were left out")
             wanted = []
         found = _network_answers(pairs, chances, wanted, request, sums.unseen_rewards())
-        answers |= {name: within(one, sums.value_range()) for name, one in found.items()}
+        answers |= {name: within(one, possible) for name, one in found.items()}
     check = None if fitted is None else fitted.calibration
-    diagnostics = diagnostics_of(sums, how, check, markov, request) | _support(log, linear, fitted)
+    diagnostics = diagnostics_of(sums, how, check, markov, request.level) | _support(log, linear, fitted)
     if how == "logged":
         doubts = 0.0 if fitted is None or log.behaviour is None else fitted.doubts(log.behaviour, log.offsets)
         diagnostics |= {"behaviour_suspicious": doubts > DOUBTS, "behaviour_deviation": doubts}
@@ -96,9 +99,8 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
         estimates,
         sums,
         diagnostics,
-        request,
+        request.settings(source, policy, how, rewards),
         preferred=PREFERRED,
-        settings={"data": source.name, "policy": policy.name, "behaviour": how, "reward_range": rewards},
         notes=(*notes, *source.notes),
         curves=curves_of(sums, *_overlap(linear), check),
     )

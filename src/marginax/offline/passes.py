@@ -1,7 +1,6 @@
 """Where passes over a log are made: here, chunk by chunk, or on the machines of a cluster, each with files of its own.
 
-Whatever a pass gathers is an *accumulator*: `update(log, first)` adds a chunk whose first episode has that number in the whole
-log, `merge(other)` adds what was gathered elsewhere. So any partition of the log gives the same sums, up to rounding.
+Whatever a pass gathers is an accumulator (`log.Accumulator`), so that any partition of the log gives the same sums, up to rounding.
 
 An episode must not be divided between machines. A first look at the column of episodes finds out: files that an episode runs
 across are kept together, and a log whose episodes are scattered is sorted by episode and step first, by Ray.
@@ -14,31 +13,18 @@ import itertools
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import numpy as np
 
 from marginax.engine import Crew, Engine
 from marginax.offline.certainty_equivalence import Counts
 from marginax.offline.fitted_q import Backup, Fit
-from marginax.offline.log import Log
 from marginax.offline.results import Influence
 from marginax.offline.sources import Source
 from marginax.offline.tabular_files import TableSource, open_tables
 
-
-@runtime_checkable
-class Accumulator(Protocol):
-    """What a pass gathers."""
-
-    def update(self, log: Log, first: int | None = None) -> None:
-        """Adds a chunk, its episodes numbered from `first`, by default after those added before."""
-
-    def merge(self, other: Any) -> None:
-        """Adds what was gathered from other chunks."""
-
-
-Gathered = TypeVar("Gathered", bound=Accumulator)
+Gathered = TypeVar("Gathered", bound=Any)
 Progress = Callable[[str, Iterable[Any]], Iterator[Any]]
 
 
@@ -60,8 +46,10 @@ class Passes:
 
     def gather(self, name: str, empty: Gathered) -> Gathered:
         """Shows the whole log to an accumulator."""
+        first = 0
         for log in self.progress(name, self.source.chunks()):
-            empty.update(log)
+            empty.update(log, first)
+            first += log.num_episodes
         return empty
 
     def backup(self, backup: Backup) -> Backup:
@@ -179,9 +167,7 @@ class Shard:
 
     def count(self, empty: Counts) -> Counts:
         """Counts of this share, its episodes numbered from 0."""
-        counts = copy.deepcopy(empty)
-        for log in self.source.chunks():
-            counts.update(log)
+        counts = self.gather(lambda: empty, 0)
         self._sizes = (counts.episodes, counts.steps, self.source.dropped)
         return counts
 

@@ -15,24 +15,25 @@ import numpy as np
 from marginax import _checks as checks
 from marginax.engine import Engine, make
 from marginax.offline import fitted_q
-from marginax.offline.behaviour import Calibration, behaviour_table, calibration
+from marginax.offline.behaviour import behaviour_table, calibration
 from marginax.offline.certainty_equivalence import (
     Counts,
     Endless,
     Model,
     ModelInfluence,
     certainty_equivalence,
-    effective_transitions,
 )
-from marginax.offline.importance import FEW, ImportanceSums
-from marginax.offline.log import Log
-from marginax.offline.markov import MarkovSums, MarkovTest
+from marginax.offline.diagnostics import STOPPED, curves_of, diagnostics_of, pairs_of, unreachable
+from marginax.offline.importance import ImportanceSums
+from marginax.offline.log import Accumulator, Log
+from marginax.offline.markov import MarkovSums
 from marginax.offline.networks import Training
 from marginax.offline.passes import Passes, passes_over
 from marginax.offline.policies import Policy, RowPolicy, load_policy, target_table
 from marginax.offline.ranking import rank
 from marginax.offline.ratios import (
     LoggedValue,
+    RegressionEstimate,
     RegressionSums,
     SecondLook,
     StateRatioEstimate,
@@ -42,20 +43,16 @@ from marginax.offline.results import (
     ESTIMATORS,
     ROBUST,
     STATE_RATIOS,
-    Answer,
     Estimate,
     Evaluation,
-    answer,
-    concentration,
+    intervals,
+    unsupported_room,
 )
-from marginax.offline.sources import open_data
-from marginax.offline.verdict import compare, disagreeing, judge
-from marginax.statistics import Interval, studentised_bootstrap
+from marginax.offline.sources import Source, open_data
+from marginax.offline.verdict import conclude
 from marginax.traces import clip_ratios
-from marginax.weights.empirical import EmpiricalMDP
 
 PREFERRED = ("certainty-equivalence", "fqe-retrace", "fqe-one-step", "fenchel", "saddle-point")
-STOPPED = 0.01  # share of the discount after truncated steps from which the log's plain average is not its policy's value
 SAME_IN_TABLES = ("saddle-point", "fenchel", "fqe-one-step")
 SAME = "with tables, saddle-point, fenchel and fqe-one-step have the solution of certainty-equivalence: one row stands for all"
 
@@ -77,6 +74,18 @@ class Request:
     def __getstate__(self) -> dict[str, Any]:
         """What may be sent to another machine: without the display."""
         return {**self.__dict__, "progress": None}
+
+    @property
+    def bootstrap(self) -> dict[str, Any]:
+        """Of the intervals: their level, and the seed of the resampling."""
+        return {"level": self.level, "seed": self.seed}
+
+    def settings(
+        self, source: Source, policy: Policy, how: str, rewards: tuple[float, float]
+    ) -> dict[str, Any]:
+        """What was asked, for the report."""
+        what = {"data": source.name, "policy": policy.name, "behaviour": how, "reward_range": rewards}
+        return what | {"discount": self.discount, "horizon": self.horizon, **self.bootstrap}
 
     def wants(self, *names: str) -> list[str]:
         """Those of `names` that were asked for."""
@@ -192,7 +201,6 @@ def evaluate_tabular(passes: Passes, policy: Policy, request: Request) -> Evalua
     source = passes.source
     pi, notes = target_table(policy, source)
     counts = passes.count(Counts(*pi.shape))  # step 2
-    need_episodes(counts.episodes)
     whole = counts.whole
     mu, how = behaviour_table(request.behaviour, whole, bool(counts.has_behaviour))
     try:
@@ -222,41 +230,35 @@ def evaluate_tabular(passes: Passes, policy: Policy, request: Request) -> Evalua
     estimates = {name: estimates[name] for name in ESTIMATORS if name in estimates and name in asked}
 
     check = calibration(whole, mu) if how != "estimated" else None
-    never = unreachable(whole, mu, model, how)
-    room, unreached = (unsupported_room(mass, model, sums) for mass in (model.unsupported, never))
+    never, possible = unreachable(whole, mu, model, how), sums.value_range()
+    room, unreached = (
+        unsupported_room(mass, model.default_value, possible) for mass in (model.unsupported, never)
+    )
+    bound = sums.bound(request.level) if how == "logged" else None
+    answers = intervals(
+        estimates, possible, **request.bootstrap, bound=bound, room=room, unreached=unreached
+    )  # step 5
+    diagnostics = diagnostics_of(sums, how, check, weighing.markov.result(), request.level)
     target, visits = model.occupancy.ravel(), np.asarray(whole.visits)
-    diagnostics = diagnostics_of(sums, how, check, weighing.markov.result(), request)
-    diagnostics |= _pairs(visits, model) | {"unreachable": never}
+    shares = visits.ravel() / visits.sum(), target / max(float(target.sum()), 1e-300)
     return conclude(
-        intervals(estimates, sums, request, how, room, unreached),
+        answers,
         estimates,
         sums,
-        diagnostics,
-        request,
+        diagnostics | pairs_of(visits, model) | {"unreachable": never},
+        request.settings(source, policy, how, weighing.rewards),
         preferred=PREFERRED,
         room=room,
         logged=logged,
-        settings={
-            "data": source.name,
-            "policy": policy.name,
-            "behaviour": how,
-            "reward_range": weighing.rewards,
-        },
         notes=(*notes, *source.notes, *passes.notes),
-        curves=curves_of(
-            sums, visits.ravel() / visits.sum(), target / max(float(target.sum()), 1e-300), check
-        ),
+        curves=curves_of(sums, *shares, check),
     )
 
 
-def need_episodes(episodes: int) -> None:
-    """Refuses a log of one episode."""
-    if episodes < 2:
-        raise ValueError("the log has a single episode: an interval over episodes needs at least two")
+class Weighing(Accumulator):
+    """Step 3: what the second pass over a tabular log gathers."""
 
-
-class Weighing:
-    """Step 3: what the second pass over a tabular log gathers, all of it mergeable between chunks."""
+    added = ("sums", "influence", "markov", "regression", "states", "logged")
 
     def __init__(
         self,
@@ -271,9 +273,7 @@ class Weighing:
         gamma, horizon, states = request.discount, request.horizon, len(pi)
         self.whole = counts.whole
         self.critics: list[Model] | None = None
-        if request.wants(
-            *ROBUST, "doubly-robust-state-ratio"
-        ):  # the critic of each fold is fitted on the others
+        if request.wants(*ROBUST, "doubly-robust-state-ratio"):  # each fold's critic is fitted on the others
             self.critics = [
                 certainty_equivalence(fold, pi, gamma, starts=self.whole.starts, horizon=horizon)
                 for fold in reversed(counts.folds)
@@ -281,7 +281,7 @@ class Weighing:
         self.rewards = request.rewards(counts.reward_min, counts.reward_max)
         longest = counts.longest if horizon is None else min(counts.longest, horizon)
         robust = self.critics is not None
-        self.sums = ImportanceSums(counts.episodes, longest, gamma, with_zero(self.rewards), robust, horizon)
+        self.sums = ImportanceSums(counts.episodes, longest, gamma, self.rewards, robust, horizon)
         self.influence = ModelInfluence(model, counts.episodes)
         single = model
         if len(model.q) > 1 or gamma == 1:  # the test needs one value for each pair
@@ -292,34 +292,27 @@ class Weighing:
         self.states = StateRatioSums(states, gamma) if request.wants(*STATE_RATIOS) else None
         self.logged = StateRatioSums(states, gamma) if counts.truncated else None
 
-    def update(self, log: Log, first: int | None = None) -> None:
-        """Adds a chunk, its episodes numbered from `first`."""
+    def update(self, log: Log, first: int = 0) -> None:
+        """Adds a chunk."""
         ratios = self.ratios(log)
         cut = self.request.cut(log)
-        number = self.sums.seen if first is None else first
-        errors = None if self.critics is None else critic_errors(cut, self.critics, number)
-        self.sums.update(cut, ratios if cut is log else self.ratios(cut), errors, number)
-        self.influence.update(log, number)
+        errors = None if self.critics is None else critic_errors(cut, self.critics, first)
+        self.sums.update(cut, ratios if cut is log else self.ratios(cut), errors, first)
+        self.influence.update(log, first)
         self.markov.update(log)
         if self.regression is not None:
             self.regression.update(log, ratios)
         if self.states is not None:
-            self.states.update(log, ratios, number)
+            self.states.update(log, ratios, first)
         if self.logged is not None:
-            self.logged.update(log, np.ones(len(log)), number)
-
-    def merge(self, other: Weighing) -> None:
-        """Adds what was gathered from other chunks of the same log."""
-        for name in ("sums", "influence", "markov", "regression", "states", "logged"):
-            if getattr(self, name) is not None:
-                getattr(self, name).merge(getattr(other, name))
+            self.logged.update(log, np.ones(len(log)), first)
 
     def second_look(self) -> list[Any]:
         """What needs another pass over the log to find its influences."""
         horizon = self.request.horizon
         found: list[Any] = []
         if self.regression is not None:
-            found.append(self.regression.estimator(self.sums.episodes, self.sums.unseen_rewards()))
+            found.append(RegressionEstimate(self.regression, self.sums.episodes, self.sums.unseen_rewards()))
         if self.states is not None:
             critics = self.critics if self.request.wants("doubly-robust-state-ratio") else None
             found.append(StateRatioEstimate(self.states, critics, self.whole.successors, horizon))
@@ -384,241 +377,3 @@ def _fitted(
             backup = passes.backup(fitted_q.Backup(passes.source, *settings))
         found[name] = fitted_q.estimate(backup.solve(), backup)
     return found
-
-
-def with_zero(rewards: tuple[float, float]) -> tuple[float, float]:
-    """The range of rewards with 0 in it, which is what ended episodes earn."""
-    return min(rewards[0], 0.0), max(rewards[1], 0.0)
-
-
-def unsupported_room(mass: float, model: Model, sums: ImportanceSums) -> tuple[float, float]:
-    """How much lower and higher the value may be if π, with discounted probability `mass`, does what was never seen, and that
-    has any value that the rewards permit."""
-    if mass == 0:
-        return 0.0, 0.0
-    low, high = sums.value_range()
-    below, above = max(model.default_value - low, 0.0), max(high - model.default_value, 0.0)
-    return mass * below, mass * above
-
-
-def unreachable(counts: EmpiricalMDP, mu: np.ndarray | None, model: Model, how: str) -> float:
-    """Discounted visits of π to pairs that the behaviour policy never takes, as far as its probabilities say.
-
-    A pair that the log missed by chance is none of them: the logged probabilities of the actions that were taken leave something
-    over for it. Estimated probabilities leave nothing.
-    """
-    if how == "estimated":
-        return model.unsupported
-    if mu is None:
-        mean = np.divide(
-            counts.behaviour_sums, counts.visits, out=np.zeros(counts.visits.shape), where=counts.support
-        )
-        never = np.broadcast_to(1.0 - mean.sum(axis=1, keepdims=True) < 1e-3, mean.shape)
-    else:
-        never = mu <= 0
-    return float(min((model.off_support_occupancy * never).sum(), model.unsupported))
-
-
-def intervals(
-    estimates: dict[str, Estimate],
-    sums: ImportanceSums,
-    request: Request,
-    how: str,
-    room: tuple[float, float] = (0.0, 0.0),
-    unreached: tuple[float, float] = (0.0, 0.0),
-) -> dict[str, Answer]:
-    """Step 5: intervals of all estimates, and the bound where it applies.
-
-    Pairs that the log never took leave `room` below and above for what rests on a model. What rests on ratios has to leave
-    `unreached` for those that the behaviour policy never takes.
-    """
-    possible = sums.value_range()
-    bound = None
-    if how == "logged" and np.isfinite(possible).all():
-        bound = concentration(sums.sums["lower"], sums.sums["upper"], possible, level=request.level)
-    answers = {}
-    for name, estimate in estimates.items():
-        share = estimate.model_share
-        below, above = (share * own + (1 - share) * other for own, other in zip(room, unreached, strict=True))
-        found = answer(
-            name,
-            estimate,
-            level=request.level,
-            seed=request.seed,
-            room=(below, above),
-            bound=bound if name == "per-decision-is" else None,
-        )
-        answers[name] = within(found, possible)
-    return answers
-
-
-def within(found: Answer, possible: tuple[float, float]) -> Answer:
-    """An answer whose value and interval do not leave what the rewards permit; `beyond` says that the value did."""
-    low, high = possible
-    slack = 1e-9 * max(abs(low), abs(high))
-    ends = Interval(
-        float(np.clip(found.interval.low, low, high)),
-        float(np.clip(found.interval.high, low, high)),
-        found.interval.level,
-    )
-    beyond = not low - slack <= found.value <= high + slack
-    return replace(found, value=float(np.clip(found.value, low, high)), interval=ends, beyond=beyond)
-
-
-def conclude(
-    answers: dict[str, Answer],
-    estimates: dict[str, Estimate],
-    sums: ImportanceSums,
-    diagnostics: dict[str, Any],
-    request: Request,
-    *,
-    preferred: tuple[str, ...],
-    room: tuple[float, float] = (0.0, 0.0),
-    logged: Estimate | None = None,
-    settings: dict[str, Any],
-    notes: Iterable[str],
-    curves: dict[str, Any],
-) -> Evaluation:
-    """Step 6: the verdict on the answers, the difference to the log's own policy, and all of it together."""
-    level, seed = request.level, request.seed
-    answers = {name: answers[name] for name in ESTIMATORS if name in answers}
-    average = sums.behaviour()
-    diagnostics["disagreeing"] = disagreeing(answers, estimates)
-    diagnostics["room"] = room
-    verdict = judge(answers, estimates, diagnostics, preferred, max(room))
-    stopped = diagnostics["tail_behaviour"] > STOPPED  # the plain average stops at truncation
-    own, reason, advantage = average, "", None
-    if stopped:
-        if logged is None:
-            reason = "the log is truncated, and its own value past that point is not known"
-        elif diagnostics["markov_fails"]:
-            reason = "the log is truncated, and its states do not tell what follows"
-        else:
-            own = logged
-    diagnostics["behaviour_value"] = None if reason else own.value
-    chosen = estimates.get(verdict.estimator or "")
-    if verdict.estimator is None:
-        reason = ""
-    elif chosen is None:
-        reason = f"{verdict.estimator} has no influence of single episodes"
-    elif not reason:
-        gap, psi = chosen.value - own.value, chosen.influence - own.influence
-        advantage = studentised_bootstrap(gap, psi, level=level, seed=seed)
-        if verdict.estimator in preferred:
-            advantage = Interval(advantage.low - room[0], advantage.high + room[1], level)
-    beyond = [a.name for a in answers.values() if a.beyond]
-    if beyond:
-        low, high = sums.value_range()
-        notes = (
-            *notes,
-            f"{', '.join(beyond)} went beyond what rewards from {settings['reward_range'][0]:.4g} to "
-            f"{settings['reward_range'][1]:.4g} permit and {'were' if len(beyond) > 1 else 'was'} cut to "
-            f"{low:.4g} to {high:.4g}",
-        )
-    return Evaluation(
-        answers=answers,
-        behaviour=answer("behaviour", average, level=level, seed=seed),
-        advantage=advantage,
-        verdict=compare(verdict, advantage, reason),
-        diagnostics=diagnostics,
-        settings={
-            **settings,
-            "discount": request.discount,
-            "horizon": request.horizon,
-            "level": level,
-            "seed": seed,
-        },
-        notes=tuple(notes),
-        curves=curves,
-        estimates=estimates,
-    )
-
-
-def diagnostics_of(
-    sums: ImportanceSums, how: str, check: Calibration | None, markov: MarkovTest, request: Request
-) -> dict[str, Any]:
-    """What the weights of episodes, the behaviour probabilities and the states look like."""
-    weights, n = sums.weights, sums.episodes
-    ratio, ratio_error = sums.mean_ratio()
-    tail_behaviour, tail_target = sums.sums["tail"] / n
-    return {
-        "episodes": n,
-        "transitions": sums.steps,
-        "longest": sums.longest,
-        "truncated": sums.truncated,
-        "tail_behaviour": float(tail_behaviour),
-        "tail_target": float(tail_target),
-        "ess": sums.ess(),
-        "tail_index": sums.tail_index(),
-        "mean_weight": float(weights.mean()),
-        "mean_weight_error": float(weights.std(ddof=1) / np.sqrt(n)),
-        "mean_ratio": ratio,
-        "mean_ratio_error": ratio_error,
-        "largest_weights": [
-            {"weight": w, "episode": name, "step": step, "state": state, "action": action}
-            for w, name, step, state, action in sums.top
-        ],
-        "behaviour": how,
-        "behaviour_deviation": None if check is None else check.deviation,
-        "behaviour_error": None if check is None else check.error,
-        "behaviour_suspicious": check is not None and check.suspicious,
-        "markov_score": markov.score,
-        "markov_degrees": markov.degrees,
-        "markov_fails": markov.fails,
-        "returns": returns_of(sums, request.level),
-        "span": sums.return_span,
-    }
-
-
-def returns_of(sums: ImportanceSums, level: float) -> dict[str, Any]:
-    """The distribution of returns, of π where its weights allow and of the log, unless truncation hides a part of them."""
-    if sums.sums["tail"][0] > STOPPED * sums.episodes:
-        return {
-            "target": None,
-            "behaviour": None,
-            "reason": "truncated episodes hide a part of their returns",
-        }
-    logged = sums.distribution(level, weighted=False)
-    found: dict[str, Any] = {"behaviour": logged, "target": None, "reason": None}
-    if sums.ess() >= FEW:
-        found["target"] = sums.distribution(level)
-    else:
-        found["reason"] = f"{sums.ess():.0f} effective episodes are too few"
-    return found
-
-
-def _pairs(visits: np.ndarray, model: Model) -> dict[str, Any]:
-    """Diagnostics of pairs: where π leaves the log, and where its ratios are large."""
-    a = visits.shape[1]
-    left, ratios, visits = model.off_support_occupancy.ravel(), model.weights.ravel(), visits.ravel()
-    worst, most = np.argsort(left)[::-1][:10], np.argsort(ratios)[::-1][:10]
-    return {
-        "ess_transitions": effective_transitions(ratios, visits),
-        "unsupported": model.unsupported,
-        "unsupported_pairs": [
-            {"state": int(i // a), "action": int(i % a), "mass": float(left[i])} for i in worst if left[i] > 0
-        ],
-        "largest_ratios": [
-            {"state": int(i // a), "action": int(i % a), "ratio": float(ratios[i]), "visits": int(visits[i])}
-            for i in most
-            if ratios[i] > 0
-        ],
-    }
-
-
-def curves_of(
-    sums: ImportanceSums, seen: np.ndarray, target: np.ndarray, check: Calibration | None
-) -> dict[str, Any]:
-    """Data behind the plots of the page: weights, and the shares of the log and of π in each pair."""
-    positive = sums.weights[sums.weights > 0]
-    logs = np.log10(np.maximum(positive, 1e-12)) if len(positive) else np.zeros(1)
-    heights, edges = np.histogram(logs, bins=40, range=(logs.min() - 0.05, logs.max() + 0.05))
-    zeros = int((sums.weights == 0).sum())
-    return {
-        "ess_by_time": sums.ess_by_time(),
-        "weight_histogram": {"edges": edges, "heights": heights, "zeros": zeros},
-        "overlap": {"behaviour": seen, "target": target},
-        "calibration": None
-        if check is None
-        else {"predicted": check.predicted, "observed": check.observed, "weight": check.weight},
-    }

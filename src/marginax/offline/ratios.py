@@ -12,17 +12,19 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from marginax.offline.certainty_equivalence import FOLDS, Layers, Model, WeightedErrors
-from marginax.offline.log import Log
+from marginax.offline.certainty_equivalence import FOLDS, Layers, Model, WeightedErrors, effective_transitions
+from marginax.offline.log import Accumulator, Log, add_at
 from marginax.offline.results import Estimate, Influence
 
 
-class RegressionSums:
+class RegressionSums(Accumulator):
     """w(x,a) = Σ γ^t ρ_t / Σ γ^t over visits of (x,a): least squares on cumulative ratios, tabular.
 
     It is the paper's ratio form E[C_τ | x_τ, a_τ] with traces π/μ and the start distribution as the start. The value is
     (1/E) Σ γ^t w(x_t,a_t) r_t.
     """
+
+    added = ("weighted", "visits", "rewards")
 
     def __init__(
         self, num_states: int, num_actions: int, discount: float, horizon: int | None = None
@@ -30,21 +32,12 @@ class RegressionSums:
         self.shape, self.discount, self.horizon = (num_states, num_actions), discount, horizon
         self.weighted, self.visits, self.rewards = (np.zeros(self.shape) for _ in range(3))
 
-    def update(self, log: Log, ratios: np.ndarray) -> None:
+    def update(self, log: Log, ratios: np.ndarray, first: int = 0) -> None:
         """Adds a chunk."""
         rho, gamma, pairs = self._terms(log, ratios)
-        for table, values in (
-            (self.weighted, gamma * rho),
-            (self.visits, gamma),
-            (self.rewards, gamma * log.rewards),
-        ):
-            table += np.bincount(pairs, values, minlength=table.size).reshape(self.shape)
-
-    def merge(self, other: RegressionSums) -> None:
-        """Adds the sums of other chunks."""
-        self.weighted += other.weighted
-        self.visits += other.visits
-        self.rewards += other.rewards
+        add_at(self.weighted, pairs, gamma * rho)
+        add_at(self.visits, pairs, gamma)
+        add_at(self.rewards, pairs, gamma * log.rewards)
 
     def _terms(self, log: Log, ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         times = log.times
@@ -57,15 +50,16 @@ class RegressionSums:
         """[S, A] ratios, zero where the log never went."""
         return np.divide(self.weighted, self.visits, out=np.zeros(self.shape), where=self.visits > 0)
 
-    def estimator(self, episodes: int, unseen: float = 0.0) -> RegressionEstimate:
-        """What the next pass needs; `unseen` is what the episodes that its weights miss may add."""
-        return RegressionEstimate(self, episodes, unseen)
 
+class RegressionEstimate(Accumulator):
+    """The value and its influence, ψ_i = Σ_t γ^t (ρ_t r̂ + w r_t - w r̂) - value, in one more pass.
 
-class RegressionEstimate:
-    """The value and its influence, ψ_i = Σ_t γ^t (ρ_t r̂ + w r_t - w r̂) - value, in one more pass."""
+    `unseen` is what the episodes that its weights miss may add.
+    """
 
-    def __init__(self, sums: RegressionSums, episodes: int, unseen: float) -> None:
+    added = ("influence",)
+
+    def __init__(self, sums: RegressionSums, episodes: int, unseen: float = 0.0) -> None:
         self.sums, self.unseen = sums, unseen
         self.weights = sums.weights().ravel()
         seen = sums.visits > 0
@@ -73,30 +67,28 @@ class RegressionEstimate:
         self.value = float(self.weights @ sums.rewards.ravel()) / episodes
         self.influence = Influence(episodes)
 
-    def update(self, log: Log, ratios: np.ndarray, first: int | None = None) -> None:
+    def update(self, log: Log, ratios: np.ndarray, first: int = 0) -> None:
         """Adds a chunk."""
         rho, gamma, pairs = self.sums._terms(log, ratios)
         w, mean = self.weights[pairs], self.mean[pairs]
         terms = gamma * (rho * mean + w * (log.rewards - mean))
         self.influence.add(log.sums(terms) - self.value, first)
 
-    def merge(self, other: RegressionEstimate) -> None:
-        """Adds what was gathered from other chunks."""
-        self.influence.merge(other.influence)
-
     def estimates(self) -> dict[str, Estimate]:
         """By name."""
         visits, w = self.sums.visits.ravel(), self.weights
-        ess = _effective(float((visits * w).sum()), float((visits * w**2).sum()))
+        ess = effective_transitions(w, visits)
         return {"regression": Estimate(self.value, self.influence.groups(), ess, "transitions", self.unseen)}
 
 
-class StateRatioSums:
+class StateRatioSums(Accumulator):
     """Sums of one-step ratios by state, for each fold of episodes: Σρ, Σρr, and Σρ by successor.
 
     They make a process on states, K(x'|x) = Σρ 1{x'} / Σρ and r̂(x) = Σρr / Σρ, in which nothing is lost where π takes an action
     that the log missed by chance: the actions seen there stand for it. With ratios 1 it is the process of the log's own policy.
     """
+
+    added = ("mass", "rewards", "squares", "starts", "seen")
 
     def __init__(self, num_states: int, discount: float) -> None:
         s = num_states
@@ -106,18 +98,14 @@ class StateRatioSums:
         self.successors = [sp.csr_array((s, s)) for _ in range(FOLDS)]
         self.seen = 0
 
-    def update(self, log: Log, ratios: np.ndarray, first: int | None = None) -> None:
-        """Adds a chunk of whole episodes, numbered from `first`."""
-        number = (self.seen if first is None else first) + np.arange(log.num_episodes)
-        fold = np.repeat(number % FOLDS, log.lengths)
+    def update(self, log: Log, ratios: np.ndarray, first: int = 0) -> None:
+        """Adds a chunk."""
+        fold = np.repeat(log.numbers(first) % FOLDS, log.lengths)
         s = len(self.starts)
         key = fold * s + log.states
-        for table, values in (
-            (self.mass, ratios),
-            (self.rewards, ratios * log.rewards),
-            (self.squares, ratios**2),
-        ):
-            table += np.bincount(key, values, minlength=FOLDS * s).reshape(FOLDS, s)
+        add_at(self.mass, key, ratios)
+        add_at(self.rewards, key, ratios * log.rewards)
+        add_at(self.squares, key, ratios**2)
         self.starts += np.bincount(log.states[log.offsets[:-1]], minlength=s)
         for k in range(FOLDS):
             rows = (fold == k) & ~log.terminal & (ratios > 0)
@@ -127,8 +115,7 @@ class StateRatioSums:
 
     def merge(self, other: StateRatioSums) -> None:
         """Adds the sums of other chunks."""
-        for name in ("mass", "rewards", "squares", "starts", "seen"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        super().merge(other)
         self.successors = [a + b for a, b in zip(self.successors, other.successors, strict=True)]
 
     def solve(self, horizon: int | None, fold: int | None = None) -> tuple[Layers, np.ndarray, Any]:
@@ -147,7 +134,7 @@ class StateRatioSums:
         return layers, layers.d * inverse * episodes, successors
 
 
-class StateRatioEstimate:
+class StateRatioEstimate(Accumulator):
     """`state-ratio` and its doubly robust form, with influences, in one more pass.
 
     - state-ratio: J = Σ ρ₀ V, where V = r̂ + γKV; equivalently (1/E) Σ u(x) ρ r. To first order an episode changes it by
@@ -161,6 +148,8 @@ class StateRatioEstimate:
         successors: [S*A, S] which successors the whole log has seen.
         horizon: number of steps whose rewards count.
     """
+
+    added = ("influence", "robust", "total")
 
     def __init__(
         self, sums: StateRatioSums, critics: list[Model] | None, successors: Any, horizon: int | None
@@ -179,15 +168,14 @@ class StateRatioEstimate:
         self.robust = Influence(sums.seen)
         self.total = 0.0
 
-    def update(self, log: Log, ratios: np.ndarray, first: int | None = None) -> None:
+    def update(self, log: Log, ratios: np.ndarray, first: int = 0) -> None:
         """Adds a chunk."""
         begin = log.states[log.offsets[:-1]]
         psi = self.layers.v[0, begin] - self.value + log.sums(ratios * self.errors(log, log.states))
-        number = (self.influence.seen if first is None else first) + np.arange(log.num_episodes)
         self.influence.add(psi, first)
         if self.critics is None:
             return
-        fold = number % FOLDS
+        fold = log.numbers(first) % FOLDS
         rows = np.repeat(fold, log.lengths)
         pairs = log.states * self.critics[0].weights.shape[1] + log.actions
         terms, base = np.empty(len(log)), np.empty(log.num_episodes)
@@ -198,16 +186,11 @@ class StateRatioEstimate:
         self.robust.add(each, first)
         self.total += float(each.sum())
 
-    def merge(self, other: StateRatioEstimate) -> None:
-        """Adds what was gathered from other chunks."""
-        self.influence.merge(other.influence)
-        self.robust.merge(other.robust)
-        self.total += other.total
-
     def estimates(self) -> dict[str, Estimate]:
         """By name."""
         u, mass = self.ratio.sum(axis=0), self.sums.mass.sum(axis=0)
-        ess = _effective(float((mass * u).sum()), float((self.sums.squares.sum(axis=0) * u**2).sum()))
+        square = float((self.sums.squares.sum(axis=0) * u**2).sum())
+        ess = float((mass * u).sum()) ** 2 / square if square > 0 else 0.0
         found = {"state-ratio": Estimate(self.value, self.influence.groups(), ess, "transitions")}
         if self.critics is not None:
             value = self.total / self.sums.seen
@@ -227,7 +210,7 @@ def _pair_errors(ratio: np.ndarray, critic: Model, successors: Any) -> WeightedE
 class LoggedValue(StateRatioEstimate):
     """The value of the log's own policy on states (all ratios are 1), which bootstraps where the plain average stops."""
 
-    def update(self, log: Log, ratios: np.ndarray, first: int | None = None) -> None:
+    def update(self, log: Log, ratios: np.ndarray, first: int = 0) -> None:
         """Adds a chunk."""
         super().update(log, np.ones(len(log)), first)
 
@@ -236,11 +219,7 @@ class LoggedValue(StateRatioEstimate):
         return {"logged value": super().estimates()["state-ratio"]}
 
 
-def _effective(total: float, square: float) -> float:
-    return total**2 / square if square > 0 else 0.0
-
-
-class SecondLook:
+class SecondLook(Accumulator):
     """Estimators that need a second pass over the log, which is shown to all of them together.
 
     Args:
@@ -251,7 +230,7 @@ class SecondLook:
     def __init__(self, ratios: Callable[[Log], np.ndarray], estimators: list[Any]) -> None:
         self.ratios, self.estimators = ratios, estimators
 
-    def update(self, log: Log, first: int | None = None) -> None:
+    def update(self, log: Log, first: int = 0) -> None:
         """Adds a chunk."""
         ratios = self.ratios(log)
         for estimator in self.estimators:

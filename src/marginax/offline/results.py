@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
+from marginax.offline.log import Accumulator
 from marginax.statistics import Interval, studentised_bootstrap
 
 MAX_GROUPS = 1000  # the bootstrap resamples episodes, or so many groups of them
@@ -60,32 +61,27 @@ class Estimate:
     model_share: float = 0.0
 
 
-class Influence:
+class Influence(Accumulator):
     """Sums the influences of episodes, handed over chunk by chunk, into groups.
 
     >>> influence = Influence(episodes=4)
-    >>> influence.add(np.array([1.0, -1.0])), influence.add(np.array([2.0, -2.0]))
+    >>> influence.add(np.array([1.0, -1.0]), first=0), influence.add(np.array([2.0, -2.0]), first=2)
     (None, None)
     >>> influence.groups()
     array([ 1., -1.,  2., -2.])
     """
 
+    added = ("total", "size")
+
     def __init__(self, episodes: int) -> None:
-        self.episodes, self.seen = episodes, 0
+        self.episodes = episodes
         self.total, self.size = np.zeros((2, min(episodes, MAX_GROUPS)))
 
-    def add(self, psi: np.ndarray, first: int | None = None) -> None:
-        """Adds the influences [E] of episodes numbered from `first` (by default after those added before)."""
-        group = ((self.seen if first is None else first) + np.arange(len(psi))) % len(self.total)
+    def add(self, psi: np.ndarray, first: int = 0) -> None:
+        """Adds the influences [E] of episodes numbered from `first`."""
+        group = (first + np.arange(len(psi))) % len(self.total)
         self.total += np.bincount(group, psi, minlength=len(self.total))
         self.size += np.bincount(group, minlength=len(self.total))
-        self.seen += len(psi)
-
-    def merge(self, other: Influence) -> None:
-        """Adds the influences of other episodes of the same log."""
-        self.total += other.total
-        self.size += other.size
-        self.seen += other.seen
 
     def groups(self, centre: float = 0.0) -> np.ndarray:
         """[G] so scaled that their mean is the mean over episodes, less `centre`."""
@@ -200,7 +196,6 @@ def answer(
     level: float = 0.95,
     seed: int = 0,
     room: tuple[float, float] = (0.0, 0.0),
-    bound: Interval | None = None,
 ) -> Answer:
     """An estimate with its interval, widened by the `room` that it leaves below and above, and by its bias bound."""
     kind, truncation = ESTIMATORS.get(name, ("average return", "stops"))
@@ -217,7 +212,6 @@ def answer(
         truncation=truncation,
         ess=estimate.ess,
         ess_of=estimate.ess_of,
-        bound=bound,
         error=error,
     )
 
@@ -274,3 +268,47 @@ def _bernstein(x: np.ndarray, bound: float, n: int, delta: float) -> float:
     log = np.log(2 / delta)
     variance = x.var(ddof=1)
     return float(x.mean() - np.sqrt(2 * variance * log / n) - 7 * bound * log / (3 * (n - 1)))
+
+
+def unsupported_room(mass: float, default: float, possible: tuple[float, float]) -> tuple[float, float]:
+    """How much lower and higher the value may be if π, with discounted probability `mass`, does what was never seen, where the
+    model has its default value and the rewards permit all that is `possible`."""
+    if mass == 0:
+        return 0.0, 0.0
+    return mass * max(default - possible[0], 0.0), mass * max(possible[1] - default, 0.0)
+
+
+def intervals(
+    estimates: dict[str, Estimate],
+    possible: tuple[float, float],
+    *,
+    level: float,
+    seed: int,
+    bound: Interval | None = None,
+    room: tuple[float, float] = (0.0, 0.0),
+    unreached: tuple[float, float] = (0.0, 0.0),
+) -> dict[str, Answer]:
+    """Step 5: intervals of all estimates, inside what is `possible`; the `bound` belongs to per-decision importance sampling.
+
+    Pairs that the log never took leave `room` below and above for what rests on a model. What rests on ratios has to leave
+    `unreached` for those that the behaviour policy never takes.
+    """
+    answers = {}
+    for name, estimate in estimates.items():
+        share = estimate.model_share
+        below, above = (share * own + (1 - share) * other for own, other in zip(room, unreached, strict=True))
+        found = answer(name, estimate, level=level, seed=seed, room=(below, above))
+        found = replace(found, bound=bound if name == "per-decision-is" else None)
+        answers[name] = within(found, possible)
+    return answers
+
+
+def within(found: Answer, possible: tuple[float, float]) -> Answer:
+    """An answer whose value and interval do not leave what the rewards permit; `beyond` says that the value did."""
+    low, high = possible
+    slack = 1e-9 * max(abs(low), abs(high))
+    value, least, most = (
+        float(np.clip(x, low, high)) for x in (found.value, found.interval.low, found.interval.high)
+    )
+    beyond = not low - slack <= found.value <= high + slack
+    return replace(found, value=value, interval=Interval(least, most, found.interval.level), beyond=beyond)

@@ -11,15 +11,16 @@ Estimators rest on different assumptions, and the rules choose among three famil
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from marginax.offline.importance import FEW
-from marginax.offline.results import STATE_RATIOS, Answer, Estimate, Verdict
-from marginax.statistics import Interval
+from marginax.offline.diagnostics import STOPPED
+from marginax.offline.importance import FEW, ImportanceSums
+from marginax.offline.results import ESTIMATORS, STATE_RATIOS, Answer, Estimate, Evaluation, Verdict, answer
+from marginax.statistics import Interval, studentised_bootstrap
 
 LOST = 0.2  # discounted probability of leaving the support above which nothing is said
 FAINT = 0.01  # the same, below which it is not worth a word
@@ -236,3 +237,61 @@ def disagreeing(answers: Mapping[str, Answer], estimates: Mapping[str, Estimate]
 
 def _disjoint(a: Answer, b: Answer) -> bool:
     return min(a.interval.high, b.interval.high) < max(a.interval.low, b.interval.low)
+
+
+def conclude(
+    answers: dict[str, Answer],
+    estimates: dict[str, Estimate],
+    sums: ImportanceSums,
+    diagnostics: dict[str, Any],
+    settings: dict[str, Any],
+    *,
+    preferred: tuple[str, ...],
+    room: tuple[float, float] = (0.0, 0.0),
+    logged: Estimate | None = None,
+    notes: Iterable[str],
+    curves: dict[str, Any],
+) -> Evaluation:
+    """The verdict on the answers, the difference to the log's own policy (`logged`, where the plain average is not its value),
+    and all of it together."""
+    level, seed = settings["level"], settings["seed"]
+    answers = {name: answers[name] for name in ESTIMATORS if name in answers}
+    own = average = sums.behaviour()
+    diagnostics |= {"disagreeing": disagreeing(answers, estimates), "room": room}
+    verdict = judge(answers, estimates, diagnostics, preferred, max(room))
+    reason, advantage = "", None
+    if diagnostics["tail_behaviour"] > STOPPED:  # the plain average stops at truncation
+        own = logged or average
+        if logged is None:
+            reason = "the log is truncated, and its own value past that point is not known"
+        elif diagnostics["markov_fails"]:
+            reason = "the log is truncated, and its states do not tell what follows"
+    diagnostics["behaviour_value"] = None if reason else own.value
+    chosen = estimates.get(verdict.estimator or "")
+    if verdict.estimator is None:
+        reason = ""
+    elif chosen is None:
+        reason = f"{verdict.estimator} has no influence of single episodes"
+    elif not reason:
+        gap, psi = chosen.value - own.value, chosen.influence - own.influence
+        advantage = studentised_bootstrap(gap, psi, level=level, seed=seed)
+        if verdict.estimator in preferred:
+            advantage = Interval(advantage.low - room[0], advantage.high + room[1], level)
+    notes = list(notes)
+    if beyond := [a.name for a in answers.values() if a.beyond]:
+        (least, largest), (low, high) = settings["reward_range"], sums.value_range()
+        notes.append(
+            f"{', '.join(beyond)} went beyond what rewards from {least:.4g} to {largest:.4g} permit and "
+            f"{'were' if len(beyond) > 1 else 'was'} cut to {low:.4g} to {high:.4g}"
+        )
+    return Evaluation(
+        answers=answers,
+        behaviour=answer("behaviour", average, level=level, seed=seed),
+        advantage=advantage,
+        verdict=compare(verdict, advantage, reason),
+        diagnostics=diagnostics,
+        settings=settings,
+        notes=tuple(notes),
+        curves=curves,
+        estimates=estimates,
+    )

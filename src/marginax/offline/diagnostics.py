@@ -1,0 +1,155 @@
+"""What the weights, the behaviour probabilities, the support and the returns look like: numbers for the verdict, and curves for the page."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from marginax.offline.behaviour import Calibration
+from marginax.offline.certainty_equivalence import Model, effective_transitions
+from marginax.offline.importance import FEW, ImportanceSums
+from marginax.offline.markov import MarkovTest
+from marginax.weights.empirical import EmpiricalMDP
+
+STOPPED = 0.01  # share of the discount after truncated steps from which the log's plain average is not its policy's value
+
+
+def diagnostics_of(
+    sums: ImportanceSums, how: str, check: Calibration | None, markov: MarkovTest, level: float
+) -> dict[str, Any]:
+    """What the weights of episodes, the behaviour probabilities and the states look like."""
+    weights, n = sums.weights, sums.episodes
+    ratio, ratio_error = sums.mean_ratio()
+    tail_behaviour, tail_target = sums.sums["tail"] / n
+    return {
+        "episodes": n,
+        "transitions": sums.steps,
+        "longest": sums.longest,
+        "truncated": sums.truncated,
+        "tail_behaviour": float(tail_behaviour),
+        "tail_target": float(tail_target),
+        "ess": sums.ess(),
+        "tail_index": sums.tail_index(),
+        "mean_weight": float(weights.mean()),
+        "mean_weight_error": float(weights.std(ddof=1) / np.sqrt(n)),
+        "mean_ratio": ratio,
+        "mean_ratio_error": ratio_error,
+        "largest_weights": [
+            {"weight": w, "episode": name, "step": step, "state": state, "action": action}
+            for w, name, step, state, action in sums.top
+        ],
+        "behaviour": how,
+        "behaviour_deviation": None if check is None else check.deviation,
+        "behaviour_error": None if check is None else check.error,
+        "behaviour_suspicious": check is not None and check.suspicious,
+        "markov_score": markov.score,
+        "markov_degrees": markov.degrees,
+        "markov_fails": markov.fails,
+        "returns": returns_of(sums, level),
+        "span": sums.return_span,
+    }
+
+
+def returns_of(sums: ImportanceSums, level: float) -> dict[str, Any]:
+    """The distribution of returns, of π where its weights allow and of the log, unless truncation hides a part of them."""
+    if sums.sums["tail"][0] > STOPPED * sums.episodes:
+        reason = "truncated episodes hide a part of their returns"
+        return {"target": None, "behaviour": None, "reason": reason}
+    returns = sums.sums["earned"]
+    logged = distribution(returns, np.ones_like(returns), level)
+    if sums.ess() < FEW:
+        return {
+            "target": None,
+            "behaviour": logged,
+            "reason": f"{sums.ess():.0f} effective episodes are too few",
+        }
+    return {"target": distribution(returns, sums.weights, level), "behaviour": logged, "reason": None}
+
+
+def distribution(returns: np.ndarray, weights: np.ndarray, level: float) -> dict[str, Any]:
+    """Quantiles of the return of an episode and means of its worst part (CVaR), with intervals; weights are self-normalised.
+
+    The interval of a quantile inverts that of the distribution function; the interval of a CVaR is normal.
+    """
+    order = np.argsort(returns)
+    returns, w = returns[order], weights[order] / weights.sum()
+    cumulative = np.cumsum(w)
+    z = NormalDist().inv_cdf((1 + level) / 2)
+
+    def quantile(share: float) -> float:
+        return float(returns[min(int(np.searchsorted(cumulative, share)), len(returns) - 1)])
+
+    found: dict[str, Any] = {"quantiles": [], "cvar": []}
+    for share in (0.05, 0.25, 0.5, 0.75, 0.95):
+        value = quantile(share)
+        below = returns <= value
+        half = z * float(np.sqrt((w**2 * (below - w[below].sum()) ** 2).sum()))
+        ends = quantile(max(share - half, 0.0)), quantile(min(share + half, 1.0))
+        found["quantiles"].append({"share": share, "value": value, "low": ends[0], "high": ends[1]})
+    for share in (0.05, 0.25):
+        value = quantile(share)
+        short = np.maximum(value - returns, 0.0)
+        mean = float(w @ short)
+        half = z * float(np.sqrt((w**2 * (short - mean) ** 2).sum())) / share
+        cvar = value - mean / share
+        found["cvar"].append({"share": share, "value": cvar, "low": cvar - half, "high": cvar + half})
+    keep = np.unique(np.linspace(0, len(returns) - 1, 200).astype(int))
+    found["curve"] = {"returns": returns[keep], "share": cumulative[keep]}
+    return found
+
+
+def pairs_of(visits: np.ndarray, model: Model) -> dict[str, Any]:
+    """Diagnostics of pairs: where π leaves the log, and where its ratios are large."""
+    a = visits.shape[1]
+    left, ratios, visits = model.off_support_occupancy.ravel(), model.weights.ravel(), visits.ravel()
+    worst, most = np.argsort(left)[::-1][:10], np.argsort(ratios)[::-1][:10]
+    return {
+        "ess_transitions": effective_transitions(ratios, visits),
+        "unsupported": model.unsupported,
+        "unsupported_pairs": [
+            {"state": int(i // a), "action": int(i % a), "mass": float(left[i])} for i in worst if left[i] > 0
+        ],
+        "largest_ratios": [
+            {"state": int(i // a), "action": int(i % a), "ratio": float(ratios[i]), "visits": int(visits[i])}
+            for i in most
+            if ratios[i] > 0
+        ],
+    }
+
+
+def curves_of(
+    sums: ImportanceSums, seen: np.ndarray, target: np.ndarray, check: Calibration | None
+) -> dict[str, Any]:
+    """Data behind the plots of the page: weights, and the shares of the log and of π in each pair."""
+    positive = sums.weights[sums.weights > 0]
+    logs = np.log10(np.maximum(positive, 1e-12)) if len(positive) else np.zeros(1)
+    heights, edges = np.histogram(logs, bins=40, range=(logs.min() - 0.05, logs.max() + 0.05))
+    zeros = int((sums.weights == 0).sum())
+    return {
+        "ess_by_time": sums.ess_by_time(),
+        "weight_histogram": {"edges": edges, "heights": heights, "zeros": zeros},
+        "overlap": {"behaviour": seen, "target": target},
+        "calibration": None
+        if check is None
+        else {"predicted": check.predicted, "observed": check.observed, "weight": check.weight},
+    }
+
+
+def unreachable(counts: EmpiricalMDP, mu: np.ndarray | None, model: Model, how: str) -> float:
+    """Discounted visits of π to pairs that the behaviour policy never takes, as far as its probabilities say.
+
+    A pair that the log missed by chance is none of them: the logged probabilities of the actions that were taken leave something
+    over for it. Estimated probabilities leave nothing.
+    """
+    if how == "estimated":
+        return model.unsupported
+    if mu is None:
+        mean = np.divide(
+            counts.behaviour_sums, counts.visits, out=np.zeros(counts.visits.shape), where=counts.support
+        )
+        never = np.broadcast_to(1.0 - mean.sum(axis=1, keepdims=True) < 1e-3, mean.shape)
+    else:
+        never = mu <= 0
+    return float(min((model.off_support_occupancy * never).sum(), model.unsupported))
