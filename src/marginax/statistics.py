@@ -1,5 +1,7 @@
 """Confidence intervals and robust means, once for reports, agents and evaluation from logs. NumPy only."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,6 +36,10 @@ class Interval:
     def width(self) -> Any:
         """high - low."""
         return self.high - self.low
+
+    def widened(self, below: Any, above: Any) -> Interval:
+        """The interval with room below and above."""
+        return Interval(self.low - below, self.high + above, self.level)
 
     def __contains__(self, value: float) -> bool:
         return bool(self.low <= value <= self.high)

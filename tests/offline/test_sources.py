@@ -82,6 +82,17 @@ def test_steps_may_count_from_one_and_columns_have_other_names(tmp_path):
     same(open_data(write(tmp_path, table)).read(), log())
 
 
+def test_labels_of_a_csv_with_a_last_row_that_has_only_a_state(tmp_path):
+    names = {"state": "abc", "action": ["go", "stop"]}
+    table = {
+        k: [None if x is None else names[k][int(x)] for x in v] if k in names else v
+        for k, v in columns().items()
+    }
+    source = open_data(write(tmp_path, table, "csv"))
+    assert source.encoding == {"state": ["a", "b", "c"], "action": ["go", "stop"]}
+    same(source.read(), log())
+
+
 def test_small_chunks_are_cut_between_episodes(tmp_path):
     path = write(tmp_path, columns())
     source = open_data(path)

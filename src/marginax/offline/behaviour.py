@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
+from scipy.optimize import minimize
+from scipy.special import log_softmax
 from scipy.stats import norm
 
 from marginax.deep.networks import MLP
@@ -106,26 +108,11 @@ class Behaviour:
         chance: [N] probability or density of the logged actions.
         calibration: on held-out episodes.
         support: share of π's actions that the behaviour policy hardly ever takes, at each row [N].
-        held: [N] rows of the episodes that were kept for calibration.
     """
 
     chance: np.ndarray
     calibration: Calibration
     support: np.ndarray
-    held: np.ndarray
-
-    def doubts(self, logged: np.ndarray, offsets: np.ndarray) -> float:
-        """How many standard errors the fitted policy explains the held-out actions better than the logged probabilities do.
-
-        Right probabilities have the largest expected likelihood of all, so that nothing fitted beats them but by chance.
-        """
-        gain = np.where(self.held, np.log(np.maximum(self.chance, 1e-300)) - np.log(logged), 0.0)
-        by_episode = np.add.reduceat(gain, offsets[:-1])
-        some = np.add.reduceat(self.held, offsets[:-1]) > 0
-        if some.sum() < 5:
-            return 0.0
-        total, spread = float(by_episode[some].sum()), float(by_episode[some].std(ddof=1))
-        return total / max(spread * np.sqrt(some.sum()), 1e-12)
 
 
 def fit_behaviour(pairs: Pairs, seed: int, training: Training) -> Behaviour:
@@ -153,8 +140,54 @@ def fit_behaviour(pairs: Pairs, seed: int, training: Training) -> Behaviour:
         chance=np.exp(logs - pairs.log_volume),
         calibration=_calibrate(outputs[check], pairs.actions[check], pairs.discrete),
         support=_unsupported(ahead, following, pairs.discrete, float(np.quantile(logs, 0.002))),
-        held=check,
     )
+
+
+def doubts(pairs: Pairs, logged: np.ndarray, seed: int) -> float:
+    """How many standard errors better a fitted policy explains the actions of episodes that it has not seen than the logged
+    probabilities do.
+
+    Right probabilities have the largest expected likelihood of all, so that nothing fitted to other episodes beats them but by
+    chance. Each half of the episodes is judged by a fit to the other, linear in the observations and in a few random features.
+    """
+    log, rng = pairs.log, np.random.default_rng(seed)
+    if log.num_episodes < 10:
+        return 0.0
+    inputs = pairs.observations.astype(np.float64)
+    hidden = inputs @ rng.normal(size=(inputs.shape[1], min(50, len(log) // 400)))
+    phi = np.concatenate([np.tanh(hidden), inputs, np.ones((len(log), 1))], axis=1)
+    fold = np.repeat(np.arange(log.num_episodes) % 2, log.lengths)
+    gain = -np.log(logged)
+    for k in (0, 1):
+        used = np.flatnonzero(fold != k)
+        used = rng.choice(used, 50_000, replace=False) if len(used) > 50_000 else used
+        outputs = _linear_outputs(phi[used], pairs.actions[used].astype(np.float64), phi, pairs.discrete)
+        density = np.asarray(_log_density(outputs, pairs.actions, pairs.discrete)) - pairs.log_volume
+        gain += np.where(fold == k, density, 0.0)
+    by_episode = log.sums(gain)
+    spread = float(by_episode.std(ddof=1))
+    return float(by_episode.sum()) / max(spread * np.sqrt(len(by_episode)), 1e-12)
+
+
+def _linear_outputs(
+    phi: np.ndarray, actions: np.ndarray, everywhere: np.ndarray, discrete: bool
+) -> np.ndarray:
+    """What `_log_density` takes, from features: logits by maximum likelihood, or means by least squares with one spread."""
+    ridge = np.eye(phi.shape[1])
+    if not discrete:
+        theta = np.linalg.solve(phi.T @ phi + ridge, phi.T @ actions)
+        spread = np.log((actions - phi @ theta).std(axis=0) + 1e-12)
+        return np.concatenate([everywhere @ theta, np.tile(spread, (len(everywhere), 1))], axis=1)
+    shape = phi.shape[1], actions.shape[1]
+
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        theta = flat.reshape(shape)
+        logs = log_softmax(phi @ theta, axis=1)
+        slope = phi.T @ (np.exp(logs) - actions) + theta
+        return float(-(logs * actions).sum() + 0.5 * (theta**2).sum()), slope.ravel()
+
+    found = minimize(loss, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 200})
+    return everywhere @ found.x.reshape(shape)
 
 
 def _log_density(outputs: Any, actions: Any, discrete: bool) -> Any:

@@ -30,6 +30,7 @@ ENDLESS = (
     "without a discount every state must reach an end under the policy, and in the counts of this log some never do: give a "
     "horizon or a discount below 1"
 )
+MANY = 1000.0  # visits of a pair from which a single episode hardly changes its mean
 FOLDS = 2  # episodes are split by their number for cross-fitting: doubly robust never meets its own data
 
 
@@ -241,7 +242,7 @@ class Model:
         unsupported: discounted probability E[γ^τ] that π at time τ first takes a pair the log never took.
         default_value: value given to what was never seen: the mean value over the states of the log.
         value: Σ starts · v.
-        support: [S, A] bool.
+        visits: [S, A] of the log.
         off_support_occupancy: [S, A] discounted visits of π to pairs off the support.
         weighted_errors: for the influence.
     """
@@ -253,7 +254,7 @@ class Model:
     unsupported: float
     default_value: float
     value: float
-    support: np.ndarray
+    visits: np.ndarray
     off_support_occupancy: np.ndarray
     discount: float
     weighted_errors: WeightedErrors
@@ -325,7 +326,7 @@ def certainty_equivalence(
         unsupported=layers.unsupported,
         default_value=float(layers.default[0]),
         value=float(starts @ layers.v[0]),
-        support=support,
+        visits=n,
         off_support_occupancy=d * np.where(support, 0.0, pi),
         discount=discount,
         weighted_errors=WeightedErrors(weights, q.reshape(-1, s * a), layers.v, counts.successors, discount),
@@ -346,7 +347,9 @@ class ModelInfluence(Accumulator):
     """Influence of Σ starts · V when V solves the Bellman equation of the log's counts.
 
     ψ_i = V(x_0) - value + Σ_t w(x_t,a_t) (r_t + γ V(x_{t+1}) - Q(x_t,a_t)), with w of `Model.weights`: the delta method on
-    the counts, exact to first order, with whole episodes as the independent units.
+    the counts, with whole episodes as the independent units. Errors of a model at its own data are too small, as residuals of
+    a regression are; so a term counts as what leaving the episode out changes (`left_out`). A pair that a single episode has
+    visited has no error at all: without that episode it would have the default value.
     """
 
     added = ("influence",)
@@ -356,15 +359,37 @@ class ModelInfluence(Accumulator):
 
     def update(self, log: Log, first: int = 0) -> None:
         """Adds a chunk."""
-        start = self.model.v[0, log.states[log.offsets[:-1]]]
-        pairs = log.states * self.model.weights.shape[1] + log.actions
-        psi = start - self.model.value + log.sums(self.model.weighted_errors(log, pairs))
-        self.influence.add(psi, first)
+        model = self.model
+        start = model.v[0, log.states[log.offsets[:-1]]]
+        pairs = log.states * model.weights.shape[1] + log.actions
+        factor = left_out(log, pairs, model.visits.ravel())
+        alone = np.isinf(factor)
+        terms = model.weighted_errors(log, pairs) * np.where(alone, 1.0, factor)
+        rows = pairs[alone]
+        terms[alone] += model.weights.ravel()[rows] * (model.q[0].ravel()[rows] - model.default_value)
+        self.influence.add(start - model.value + log.sums(terms), first)
 
     def estimate(self, visits: Any) -> Estimate:
         """The value of certainty equivalence with its influence."""
         ess = effective_transitions(self.model.weights, visits)
         return Estimate(self.model.value, self.influence.groups(), ess, "transitions", model_share=1.0)
+
+
+def left_out(
+    log: Log, cells: np.ndarray, totals: np.ndarray, weights: np.ndarray | None = None
+) -> np.ndarray:
+    """[N] T/(T - own) of each row: T is the total weight of its cell (pair or state) in the whole log, `own` what its episode has of
+    it; infinite where that is all. It turns the derivative of a mean by an episode into what leaving the episode out changes
+    (the jackknife). Cells of large totals hardly change and have 1."""
+    found = np.ones(len(log))
+    rows = np.flatnonzero(totals[cells] <= MANY)
+    episode = np.repeat(np.arange(log.num_episodes), log.lengths)[rows]
+    _, place = np.unique(episode * len(totals) + cells[rows], return_inverse=True)
+    own = np.bincount(place, None if weights is None else weights[rows])[place]
+    rest = totals[cells[rows]] - own
+    known = rest > 1e-9 * own
+    found[rows] = np.where(known, totals[cells[rows]] / np.where(known, rest, 1.0), np.inf)
+    return found
 
 
 def effective_transitions(weights: np.ndarray, visits: np.ndarray) -> float:

@@ -11,7 +11,9 @@ one feature per pair it is the tabular certainty equivalence.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import equinox as eqx
 import numpy as np
 
 from marginax.offline.log import Log
@@ -22,8 +24,7 @@ FEATURES = 400
 _BLOCK = 20_000
 
 
-@dataclass(frozen=True)
-class Choices:
+class Choices(eqx.Module):
     """What π does in n states: M actions with weights that sum to 1 (all actions, or draws).
 
     Attributes:
@@ -32,11 +33,11 @@ class Choices:
         weights: [n, M].
     """
 
-    observations: np.ndarray
-    actions: np.ndarray
-    weights: np.ndarray
+    observations: Any
+    actions: Any
+    weights: Any
 
-    def take(self, rows: np.ndarray) -> Choices:
+    def take(self, rows: Any) -> Choices:
         """The choices at some of the states."""
         actions = self.actions if self.actions.ndim == 2 else self.actions[rows]
         return Choices(self.observations[rows], actions, self.weights[rows])

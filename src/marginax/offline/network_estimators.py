@@ -27,10 +27,10 @@ from marginax.offline.networks import (
     Rows,
     Training,
     at,
-    at_next,
     basis,
     descend,
     everywhere,
+    expected,
     member,
     whitening,
 )
@@ -90,7 +90,7 @@ def _loss(backup: str, discount: float, training: Training) -> Any:
         index = jnp.minimum(index, rows.last[start][:, None])
         shape = (training.members, batch, length)
         slow_q = at(slow[0], rows, index.ravel()).reshape(shape)
-        v_next = at_next(slow[0], rows, index.ravel(), other).reshape(shape)
+        v_next = expected(slow[0], rows.following.take(index.ravel()), other).reshape(shape)
         discounts = jnp.where(rows.terminal[index] > 0, 0.0, discount)
         truncated = (index == rows.last[index]) & (rows.terminal[index] == 0)
         rewards, traces = rows.rewards[index], rows.traces[index]
@@ -217,7 +217,7 @@ def ratios(
     size = rows.observations.shape[1] + rows.actions.shape[1]
     first, second = jax.random.split(key)
     network = MLP(size, 1, training.hidden, key=first, copies=training.members)
-    episodes, steps, batch = len(rows.start_weights), len(rows.rewards), training.batch
+    episodes, steps, batch = len(rows.starts.weights), len(rows.rewards), training.batch
     share = episodes / steps
     horizon = 1 / (1 - discount * (1 - float(rows.terminal.mean())))
     level = share * horizon

@@ -18,7 +18,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from marginax.deep.networks import MLP
-from marginax.offline.features import Pairs
+from marginax.offline.features import Choices, Pairs
 from marginax.traces import clip_ratios
 
 
@@ -57,14 +57,10 @@ class Rows(eqx.Module):
     terminal: Float[Array, N]
     last: Int[Array, N]
     episode: Int[Array, N]
-    next_observations: Float[Array, "N D"]
-    next_actions: Float[Array, ...]
-    next_weights: Float[Array, "N M"]
+    following: Choices
+    starts: Choices
     traces: Float[Array, N]
     cumulative: Float[Array, N]
-    start_observations: Float[Array, "E D"]
-    start_actions: Float[Array, ...]
-    start_weights: Float[Array, "E M"]
     per_episode: Float[Array, "members E"]  # how often each episode counts in each member
 
 
@@ -86,14 +82,10 @@ def rows_of(
         terminal=floats(log.terminal),
         last=jnp.asarray(np.repeat(log.last, log.lengths), jnp.int32),
         episode=jnp.asarray(np.repeat(np.arange(log.num_episodes), log.lengths), jnp.int32),
-        next_observations=floats(pairs.following.observations),
-        next_actions=floats(pairs.following.actions),
-        next_weights=floats(pairs.following.weights),
+        following=jax.tree.map(floats, pairs.following),
+        starts=jax.tree.map(floats, pairs.starts),
         traces=floats(ones if ratios is None else clip_ratios(ratios)),
         cumulative=floats(np.minimum(discount ** log.times.astype(float) * rho, 1e6)),
-        start_observations=floats(pairs.starts.observations),
-        start_actions=floats(pairs.starts.actions),
-        start_weights=floats(pairs.starts.weights),
         per_episode=floats(weights),
     )
 
@@ -103,29 +95,19 @@ def at(network: MLP, rows: Rows, index: Array) -> Array:
     return network(jnp.concatenate([rows.observations[index], rows.actions[index]], axis=-1))
 
 
-def at_next(network: MLP, rows: Rows, index: Array, key: Array | None = None) -> Array:
-    """[members, n, outputs] Σ_a π(a|x') f(x',a) at some rows.
+def expected(network: MLP, choices: Choices, key: Array | None = None) -> Array:
+    """[members, n, outputs] Σ_a π(a|x) f(x,a) at n states.
 
     With a key, over two of the draws from a continuous policy instead of all: unbiased, and cheaper.
     """
-    actions = rows.next_actions if rows.next_actions.ndim == 2 else rows.next_actions[index]
-    return _expected(network, rows.next_observations[index], actions, rows.next_weights[index], key)
-
-
-def at_start(network: MLP, rows: Rows, index: Array, key: Array | None = None) -> Array:
-    """[members, n, outputs] Σ_a π(a|x_0) f(x_0,a) of some episodes."""
-    actions = rows.start_actions if rows.start_actions.ndim == 2 else rows.start_actions[index]
-    return _expected(network, rows.start_observations[index], actions, rows.start_weights[index], key)
-
-
-def _expected(network: MLP, observations: Array, actions: Array, weights: Array, key: Array | None) -> Array:
+    actions, weights = choices.actions, choices.weights
     n, m = weights.shape
     if key is not None and actions.ndim == 3 and m > 2:  # a draw and its mirror image
         one = jax.random.randint(key, (), 0, m // 2)
         both = jnp.stack([one, one + m // 2])
         actions, weights, m = actions[:, both], weights[:, both] * (m / 2), 2
     acts = jnp.broadcast_to(actions, (n, m, actions.shape[-1]))
-    states = jnp.broadcast_to(observations[:, None], (n, m, observations.shape[-1]))
+    states = jnp.broadcast_to(choices.observations[:, None], (n, m, choices.observations.shape[-1]))
     inputs = jnp.concatenate([states, acts], axis=-1).reshape(n * m, -1)
     values = network(inputs)
     return jnp.einsum("...nmo,nm->...no", values.reshape(*values.shape[:-2], n, m, -1), weights)
@@ -157,8 +139,8 @@ def basis(network: MLP, rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     features, steps = hidden(network), len(rows.rewards)
     return (
         everywhere(lambda i: at(features, rows, i), steps),
-        everywhere(lambda i: at_next(features, rows, i), steps),
-        everywhere(lambda i: at_start(features, rows, i), len(rows.start_weights)),
+        everywhere(lambda i: expected(features, rows.following.take(i)), steps),
+        everywhere(lambda i: expected(features, rows.starts.take(i)), len(rows.starts.weights)),
     )
 
 

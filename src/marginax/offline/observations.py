@@ -9,7 +9,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from marginax.offline import features, networks
-from marginax.offline.behaviour import NOT_LOGGED, Behaviour, fit_behaviour
+from marginax.offline.behaviour import NOT_LOGGED, Behaviour, doubts, fit_behaviour
 from marginax.offline.diagnostics import curves_of, diagnostics_of
 from marginax.offline.features import Pairs, prepare, target_probability
 from marginax.offline.importance import ImportanceSums
@@ -85,13 +85,13 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
         if wanted and (horizon is not None or discount == 1):
             notes.append("networks need a discount below 1 and no horizon; they were left out")
             wanted = []
-        found = _network_answers(pairs, chances, wanted, request, sums.unseen_rewards())
-        answers |= {name: within(one, possible) for name, one in found.items()}
+        by_network = _network_answers(pairs, chances, wanted, request, sums.unseen_rewards())
+        answers |= {name: within(one, possible) for name, one in by_network.items()}
     check = None if fitted is None else fitted.calibration
     diagnostics = diagnostics_of(sums, how, check, markov, request.level) | _support(log, linear, fitted)
     if how == "logged":
-        doubts = 0.0 if fitted is None or log.behaviour is None else fitted.doubts(log.behaviour, log.offsets)
-        diagnostics |= {"behaviour_suspicious": doubts > DOUBTS, "behaviour_deviation": doubts}
+        found = 0.0 if pairs is None or log.behaviour is None else doubts(pairs, log.behaviour, seed)
+        diagnostics |= {"behaviour_suspicious": found > DOUBTS, "behaviour_deviation": found}
     if chances is None:
         diagnostics["largest_weights"] = []
     return conclude(

@@ -120,5 +120,5 @@ def _difference(
         room = policies[name].diagnostics["room"]
         if used not in EPISODES:
             below, above = below + room[0 if sign > 0 else 1], above + room[1 if sign > 0 else 0]
-    interval = Interval(interval.low - below, interval.high + above, level)
+    interval = interval.widened(below, above)
     return Difference(first, second, value, interval, 0.0 not in interval)

@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from marginax.offline.certainty_equivalence import FOLDS, Layers, Model, WeightedErrors, effective_transitions
+from marginax.offline.certainty_equivalence import (
+    FOLDS,
+    Layers,
+    Model,
+    WeightedErrors,
+    effective_transitions,
+    left_out,
+)
 from marginax.offline.log import Accumulator, Log, add_at
 from marginax.offline.results import Estimate, Influence
 
@@ -154,7 +161,7 @@ class StateRatioEstimate(Accumulator):
     def __init__(
         self, sums: StateRatioSums, critics: list[Model] | None, successors: Any, horizon: int | None
     ) -> None:
-        self.sums, self.critics = sums, critics
+        self.sums, self.critics, self.mass = sums, critics, sums.mass.sum(axis=0)
         self.layers, self.ratio, of_states = sums.solve(horizon)
         starts = sums.starts / sums.starts.sum()
         self.value = float(starts @ self.layers.v[0])
@@ -171,7 +178,9 @@ class StateRatioEstimate(Accumulator):
     def update(self, log: Log, ratios: np.ndarray, first: int = 0) -> None:
         """Adds a chunk."""
         begin = log.states[log.offsets[:-1]]
-        psi = self.layers.v[0, begin] - self.value + log.sums(ratios * self.errors(log, log.states))
+        factor = left_out(log, log.states, self.mass, ratios)
+        errors = ratios * self.errors(log, log.states) * np.where(np.isinf(factor), 1.0, factor)
+        psi = self.layers.v[0, begin] - self.value + log.sums(errors)
         self.influence.add(psi, first)
         if self.critics is None:
             return
@@ -188,7 +197,7 @@ class StateRatioEstimate(Accumulator):
 
     def estimates(self) -> dict[str, Estimate]:
         """By name."""
-        u, mass = self.ratio.sum(axis=0), self.sums.mass.sum(axis=0)
+        u, mass = self.ratio.sum(axis=0), self.mass
         square = float((self.sums.squares.sum(axis=0) * u**2).sum())
         ess = float((mass * u).sum()) ** 2 / square if square > 0 else 0.0
         found = {"state-ratio": Estimate(self.value, self.influence.groups(), ess, "transitions")}

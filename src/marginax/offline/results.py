@@ -200,14 +200,13 @@ def answer(
     """An estimate with its interval, widened by the `room` that it leaves below and above, and by its bias bound."""
     kind, truncation = ESTIMATORS.get(name, ("average return", "stops"))
     interval = studentised_bootstrap(estimate.value, estimate.influence, level=level, seed=seed)
-    low = interval.low - room[0] - estimate.bias_bound
-    high = interval.high + room[1] + estimate.bias_bound
+    interval = interval.widened(*room).widened(estimate.bias_bound, estimate.bias_bound)
     n = len(estimate.influence)
     error = float(estimate.influence.std(ddof=1) / np.sqrt(n)) if n > 1 else float("inf")
     return Answer(
         name=name,
         value=estimate.value,
-        interval=Interval(low, high, level),
+        interval=interval,
         kind=kind,
         truncation=truncation,
         ess=estimate.ess,

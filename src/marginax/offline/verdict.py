@@ -39,8 +39,10 @@ def judge(
     diagnostics: Mapping[str, Any],
     preferred: tuple[str, ...],
     room: float = 0.0,
-) -> Verdict:
-    """Which estimate to trust, from answers and diagnostics.
+) -> tuple[Verdict, tuple[float, float]]:
+    """Which estimate to trust, from answers and diagnostics, and how far its interval is to be widened below and above.
+
+    It is widened where two families contradict each other and nothing says which is wrong, so that it reaches both.
 
     Args:
         answers: by estimator.
@@ -65,7 +67,7 @@ def judge(
             f"With (discounted) probability {lost:.0%} the policy takes actions that the log never took in those "
             "states: the data cannot tell what it is worth. Collect data nearer to this policy."
         )
-        return Verdict("cannot tell", None, tuple(text))
+        return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0)
     hidden = float(d["tail_target" if d["ess"] >= FEW else "tail_behaviour"])
     stops = hidden > FAINT
     possible = [answers[n] for n in EPISODES if n in answers]
@@ -111,7 +113,7 @@ def judge(
                     else f"{d['ess']:.0f} effective episodes are too few for it."
                 )
             )
-            return Verdict("cannot tell", None, tuple(text))
+            return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0)
         status, chosen = "caution", spare
         text.append(
             f"Take {spare.name}, which does not rest on the states: {d['ess']:.0f} effective episodes."
@@ -122,16 +124,20 @@ def judge(
             text.append(
                 f"The weights leave {d['ess']:.0f} effective episodes, too few for importance sampling alone."
             )
-            return Verdict("cannot tell", None, tuple(text))
+            return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0)
         usual = model if model is not None and lost <= FAINT else (*states, *candidates)[0]
         chosen = min(candidates, key=lambda a: a.interval.width * (1.0 if a is usual else 1 / NARROWER))
-    span = float(d["span"])
-    if span > 0 and chosen.interval.width > span:
+    span, reach = float(d["span"]), (0.0, 0.0)
+    if apart and not not_markov and model is not None and chosen is spare:
+        low, high = chosen.interval.low, chosen.interval.high
+        reach = max(low - model.value, 0.0), max(model.value - high, 0.0)
+        text.append(f"Its interval is widened to reach {model.name}, which may be the right one.")
+    if span > 0 and chosen.interval.width + sum(reach) > span:
         text.append(
             f"Even the best interval, {chosen.interval.low:.4g} to {chosen.interval.high:.4g}, is wider than the range "
             "of returns in the log: more episodes are needed."
         )
-        return Verdict("cannot tell", None, tuple(text))
+        return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0)
     if status == "trust":
         status = _agreeing(text, chosen, model, states, episodes, d)
     off = [
@@ -160,7 +166,7 @@ def judge(
             f"Truncated episodes hide a share {hidden:.1%} of the discounted future; estimators marked † in the table "
             "('stops') leave it out."
         )
-    return Verdict(status, chosen.name, tuple(text))
+    return Verdict(status, chosen.name, tuple(text)), reach
 
 
 def _agreeing(
@@ -258,8 +264,11 @@ def conclude(
     answers = {name: answers[name] for name in ESTIMATORS if name in answers}
     own = average = sums.behaviour()
     diagnostics |= {"disagreeing": disagreeing(answers, estimates), "room": room}
-    verdict = judge(answers, estimates, diagnostics, preferred, max(room))
+    verdict, reach = judge(answers, estimates, diagnostics, preferred, max(room))
     reason, advantage = "", None
+    if verdict.estimator is not None:
+        found = answers[verdict.estimator]
+        answers[found.name] = replace(found, interval=found.interval.widened(*reach))
     if diagnostics["tail_behaviour"] > STOPPED:  # the plain average stops at truncation
         own = logged or average
         if logged is None:
@@ -275,8 +284,7 @@ def conclude(
     elif not reason:
         gap, psi = chosen.value - own.value, chosen.influence - own.influence
         advantage = studentised_bootstrap(gap, psi, level=level, seed=seed)
-        if verdict.estimator in preferred:
-            advantage = Interval(advantage.low - room[0], advantage.high + room[1], level)
+        advantage = advantage.widened(*(room if verdict.estimator in preferred else reach))
     notes = list(notes)
     if beyond := [a.name for a in answers.values() if a.beyond]:
         (least, largest), (low, high) = settings["reward_range"], sums.value_range()
