@@ -25,7 +25,7 @@ COMMANDS = {
         "run the paper's experiments and write the report",
     ),
     "show": ("marginax.experiments.command:show", "print rates and values of a tabular problem"),
-    "train": ("marginax.deep.command:train", "train a TD3 agent with any operator as its target"),
+    "train": ("marginax.deep.command:train", "train an agent with any operator as its target"),
     "plot": ("marginax.deep.command:plot", "draw the learning curves of finished runs"),
     "play": ("marginax.deep.command:play", "evaluate a saved policy on its simulator"),
     "evaluate": ("marginax.offline.command:evaluate", "say what a policy is worth, from logged data"),
@@ -86,7 +86,7 @@ def parse(command: str, words: list[str]) -> Callable[[], Any]:
         raise ValueError(f"unknown command {command!r}; {hint}")
     module, name = COMMANDS[command][0].split(":")
     function = getattr(importlib.import_module(module), name)
-    if command == "reproduce":  # its flags depend on the experiment
+    if command in ("reproduce", "train"):  # flags depend on the experiment, or on the agent
         return _parse(*function(words))
     return _parse(f"marginax {command}", function, words)
 

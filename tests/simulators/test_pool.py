@@ -182,7 +182,7 @@ def test_what_environments_print_disturbs_nothing(name, tmp_path):
 def test_discrete_actions_have_their_probabilities():
     """ε falls from 1 to 0.2 over 60 steps; probabilities are checked against the network's values."""
     sizes, count = [4, 8, 2], 2
-    spec = [AgentSpec("CartPole-v1", s, random_steps=5, epsilon=0.2, epsilon_steps=60) for s in range(2)]
+    spec = [AgentSpec("CartPole-v1", s, random_steps=5, epsilons=(0.2,), epsilon_steps=60) for s in range(2)]
     vectors = np.random.default_rng(0).normal(0, 1, (2, parameter_count(sizes))).astype(np.float32)
     blocks = []
     for workers in (0, 2):

@@ -3,87 +3,132 @@
 import dataclasses
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from marginax._checks import choice
 from marginax._files import check_writable
-from marginax.deep.config import PopulationConfig, TD3Config
-
-_DEFAULTS = TD3Config()
+from marginax.deep.config import CONFIGS, AgentConfig, PopulationConfig
 
 
-def train(
-    task: tyro.conf.Positional[str],
-    *,
-    out: Path,
-    seeds: int = 1,
-    first_seed: int = 0,
-    steps: int = 1_000_000,
-    evaluate_every: int | None = None,
-    episodes: int = 10,
-    checkpoint_minutes: float = 2.0,
-    workers: int | None = None,
-    overlap: bool = False,
-    agent: Annotated[TD3Config, tyro.conf.arg(name="")] = _DEFAULTS,
-) -> None:
-    """Train TD3 agents whose critic target is any operator of this library.
+def train(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
+    """Program name, function and words of `marginax train TASK …`, for `cli` to parse: flags are those of the agent.
 
-    Stopped at any moment, the same command carries on from the last checkpoint and ends with the same metrics. With
-    more steps, a finished run goes on.
-
-    Args:
-        task: dm_control/cheetah-run, mujoco/walker-run, pybullet/HalfCheetah, Pendulum-v1, HalfCheetah-v5, ...
-        out: Folder for settings, metrics, checkpoints and policies.
-        seeds: Number of seeds.
-        first_seed: The first of them.
-        steps: Environment steps of each seed.
-        evaluate_every: Steps between evaluations of the deterministic policy; by default about twenty in the run.
-        episodes: Episodes of an evaluation, on simulators of their own.
-        checkpoint_minutes: Minutes between checkpoints.
-        workers: Processes: seeds side by side on CPU, simulation on an accelerator; by default the cores.
-        overlap: Simulate while learning, with policies that are one block old.
-        agent: Settings of the agent.
+    The agent is the one that `--agent` names; without it, TD3 or Q-learning, as the task's actions need.
     """
+    named = [word.partition("=")[2] for word in words if word.startswith("--agent=")]
+    named += [words[i + 1] for i, word in enumerate(words[:-1]) if word == "--agent"]
+    if named:
+        kind = choice("--agent", named[-1], list(CONFIGS))
+    else:
+        task = next(
+            (w for i, w in enumerate(words) if w[:1] != "-" and (i == 0 or words[i - 1][:2] != "--")), None
+        )
+        kind = fitting(task) if task else "td3"
+    settings = CONFIGS[kind]
+    default = settings()
+
+    def train(
+        task: tyro.conf.Positional[str],
+        *,
+        out: Path,
+        seeds: int = 1,
+        first_seed: int = 0,
+        steps: int = 1_000_000,
+        evaluate_every: int | None = None,
+        episodes: int = 10,
+        checkpoint_minutes: float = 2.0,
+        workers: int | None = None,
+        overlap: bool = False,
+        agent: Annotated[str, tyro.conf.arg(name="agent", metavar="|".join(CONFIGS))] = kind,
+        settings: Annotated[settings, tyro.conf.arg(name="")] = default,  # type: ignore[valid-type]
+    ) -> None:
+        """Train agents whose critic target is any operator of this library.
+
+        The agent is TD3 for actions in a box and Q-learning for discrete ones, unless --agent says otherwise; `marginax
+        train TASK --help` and `marginax train --agent NAME --help` show its settings. Stopped at any moment, the same
+        command carries on from the last checkpoint and ends with the same metrics. With more steps, a finished run goes on.
+
+        Args:
+            task: mujoco/walker-run, Pendulum-v1, CartPole-v1, gymnax/Breakout-MinAtar, grid/catch, module:Id, ...
+            out: Folder for settings, metrics, checkpoints and policies.
+            seeds: Number of seeds.
+            first_seed: The first of them.
+            steps: Environment steps of each seed.
+            evaluate_every: Steps between evaluations of the deterministic policy; by default about twenty in the run.
+            episodes: Episodes of an evaluation, on simulators of their own.
+            checkpoint_minutes: Minutes between checkpoints.
+            workers: Processes: seeds side by side on CPU, simulation on an accelerator; by default the cores.
+            overlap: Simulate while learning, with policies that are one block old.
+            agent: The agent.
+            settings: Settings of the agent.
+        """
+        options = {"checkpoint_minutes": checkpoint_minutes, "workers": workers}
+        _train(
+            settings,
+            out,
+            options,
+            simulator=task,
+            seeds=range(first_seed, first_seed + seeds),
+            steps=steps,
+            evaluate_every=evaluate_every,
+            episodes=episodes,
+            overlap=overlap,
+        )
+
+    return "marginax train", train, words
+
+
+def fitting(task: str) -> str:
+    """The name of the agent that a task is trained with unless another is asked for."""
+    from marginax.simulators import make
+
+    simulator = make(task, seed=0, allow_import=True)
+    simulator.close()
+    return "td3" if simulator.num_actions is None else "q-learning"
+
+
+def _train(
+    agent: AgentConfig, out: Path, options: dict[str, Any], *, seeds: range, **population: Any
+) -> None:
     from marginax.deep.run import SETTINGS, load_run, open_run
     from marginax.deep.run import train as train_run
     from marginax.simulators import make
     from marginax.simulators.registry import check_actions
 
+    workers = options["workers"]
     for name, value, least in (
-        ("seeds", seeds, 1),
-        ("first-seed", first_seed, 0),
-        ("workers", workers or 1, 1),
+        ("seeds", len(seeds), 1),
+        ("first-seed", seeds.start, 0),
+        ("workers", workers, 1),
     ):
-        if value < least or (name == "workers" and workers == 0):
-            raise ValueError(
-                f"{name} must be at least {least}, got {workers if name == 'workers' else value}."
-            )
-    require_positive("checkpoint-minutes", checkpoint_minutes)
+        if value is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}.")
+    require_positive("checkpoint-minutes", options["checkpoint_minutes"])
     if (out / SETTINGS).exists():  # what was derived stays as it was
         earlier = load_run(out).config
-        if evaluate_every is None:
-            evaluate_every = earlier.evaluate_every
-        if agent.random_steps is None and len(earlier.groups) == 1:
-            stored = next(iter(earlier.groups.values())).random_steps
-            agent = dataclasses.replace(agent, random_steps=stored)
-    config = PopulationConfig(
-        simulator=task,
-        groups={agent.label: agent},
-        seeds=tuple(range(first_seed, first_seed + seeds)),
-        steps=steps,
-        evaluate_every=evaluate_every,
-        episodes=episodes,
-        overlap=overlap,
+        if population["evaluate_every"] is None:
+            population["evaluate_every"] = earlier.evaluate_every
+        if len(earlier.groups) == 1 and earlier.kind == agent.kind:
+            derived = ("random_steps", "epsilon_steps")
+            stored = {
+                name: getattr(earlier.first, name) for name in derived if getattr(agent, name, 0) is None
+            }
+            agent = dataclasses.replace(agent, **stored)
+    config = PopulationConfig(groups={agent.label: agent}, seeds=tuple(seeds), **population)
+    task = config.simulator
+    probe = make(task, seed=0, allow_import=True)
+    check_actions(
+        task, probe, discrete=agent.discrete, command=f"marginax train {task} --agent {fitting(task)}"
     )
-    check_actions(task, make(task, seed=0, allow_import=True), discrete=False)
     check_writable(out)
     run = open_run(out, config)
     display = Display(f"{task}, {agent.label}", config.steps, list(run.parts))
     with display:
-        options: dict[str, Any] = {"workers": workers, "checkpoint_minutes": checkpoint_minutes}
         outcome = train_run(out, run, listen=display.listen, **options)
     finish(outcome)
     print(f"Next: marginax plot {out}, marginax play {out}")

@@ -1,52 +1,37 @@
-"""Every setting of the TD3 agent, each with a sentence (the defaults are Spinning Up's), and of a population of agents."""
+"""Every setting of the agents, each with a sentence, and of a population of agents."""
 
 import dataclasses
 import math
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 Operator = Literal["one-step", "n-step", "retrace", "retrace-paper", "marginalized"]
+DiscreteOperator = Literal["one-step", "n-step", "peng", "tree-backup", "retrace", "marginalized"]
 Weights = Literal["saddle-point", "fenchel", "regression", "paths"]
 Normalisation = Literal["none", "mean", "power"]
 TargetSteps = Literal["all", "one"]
+TargetPolicy = Literal["greedy", "epsilon-greedy", "softmax"]
+C = TypeVar("C", bound="AgentConfig")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TD3Config:
-    """Settings of the agent; wrong ones raise `ValueError` at once.
+class AgentConfig:
+    """Settings of every agent; wrong ones raise `ValueError` at once."""
 
-    Actions are scaled to the box [-1, 1] inside the agent, so noise scales are fractions of half the range of
-    an action (for simulators with actions in [-1, 1], Spinning Up's numbers as they are).
-
-    >>> TD3Config(operator="retrace").sequence_length
-    5
-    >>> TD3Config(discount=1.5)
-    Traceback (most recent call last):
-        ...
-    ValueError: discount must lie in [0, 1), got 1.5.
-    """
-
-    operator: Operator = "one-step"
+    operator: str = "one-step"
     """The operator whose sampled estimate is the critic's target."""
     weights: Weights = "regression"
     """How `marginalized` estimates its TD weights; `paths` learns the mean product u of the traces on the way to a state
     alone, and keeps the trace of the action taken there exact."""
     sequence_length: int = 5
     """Steps of a replayed sequence; `one-step` needs, and takes, only 1."""
-    target_steps: TargetSteps | None = None
-    """Which steps after the first a `marginalized` target reads: `all` of the sequence, or `one` drawn at random,
-    which costs about as much as two one-step targets whatever the length, and is a little noisier. None: `one` for
-    `regression` without normalisation, which learned as well that way, and `all` for the others, which need all."""
     decay: float = 0.7
     """λ of the traces λ min(c̄, (π/μ)^temperature); not used by `n-step`."""
     clip: float = 1.0
     """c̄ of the traces. TD weights are bounded by max(1, λ c̄)^(sequence_length - 1), as the traces' products are."""
-    trace_temperature: float = 1.0
-    """Power of the ratio π/μ in the traces: 1 is the paper's, less is softer."""
-    trace_scale: float | None = None
-    """Standard deviation of π around the actor's output; None: that of the exploration."""
     start_conditioned: bool = True
     """Whether the TD weights see the start pair (x_0, a_0) as well as (x_t, a_t)."""
     exact_first_weight: bool = True
@@ -69,23 +54,12 @@ class TD3Config:
     leaves the solution as it is. 0 is the paper's."""
     discount: float = 0.99
     """γ."""
-    polyak: float = 0.995
-    """Share of the old target networks kept at each update of them."""
     learning_rate: float = 1e-3
-    """Adam's step size for actor and critics."""
+    """Adam's step size for the networks that act and value."""
     batch_size: int = 100
     """Sequences in a batch."""
     hidden: tuple[int, ...] = (256, 256)
     """Hidden units of each layer of every network."""
-    act_noise: float = 0.1
-    """Standard deviation of the exploration noise."""
-    target_noise: float = 0.2
-    """Standard deviation of the noise on the target policy's actions."""
-    noise_clip: float = 0.5
-    """Largest absolute value of that noise."""
-    policy_delay: int = 2
-    """Updates of the critics for one update of the actor, the target networks and the TD weights: every such
-    number of updates, counted from the first of the run, the last one moves them as well."""
     random_steps: int | None = None
     """First steps, which take uniform random actions. None: 10,000, but at most a tenth of the run."""
     update_after: int = 1_000
@@ -97,49 +71,39 @@ class TD3Config:
     divergence_factor: float = 100.0
     """A seed ends when its mean |Q| exceeds this many times the largest |reward| met over 1 - γ."""
 
+    kind: ClassVar[str]
+    """The agent's name on the command line and in files."""
+    discrete: ClassVar[bool]
+    """Whether the agent chooses among discrete actions."""
+
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("operator", Operator),
-            ("weights", Weights),
-            ("normalisation", Normalisation),
-            ("target_steps", TargetSteps),
-        ):
-            value, choices = getattr(self, name), typing.get_args(allowed)
-            if value not in choices and not (name == "target_steps" and value is None):
+        for name, allowed in typing.get_type_hints(type(self)).items():
+            choices = [x for part in (allowed, *typing.get_args(allowed)) for x in _choices(part)]
+            if (
+                choices
+                and (value := getattr(self, name)) not in choices
+                and not (name in _MAY_BE_NONE and value is None)
+            ):
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
-        for name in ("sequence_length", "batch_size", "policy_delay", "update_every", "replay_size"):
+        for name in ("sequence_length", "batch_size", "update_every", "replay_size"):
             self._require(name, lambda x: x >= 1, "be at least 1")
-        for name in ("random_steps", "update_after", "target_noise", "noise_clip", "weight_critic_penalty"):
+        for name in ("random_steps", "update_after", "weight_critic_penalty"):
             self._require(name, lambda x: 0 <= x < math.inf, "be at least 0")
-        positive = ("learning_rate", "weight_learning_rate", "weight_critic_learning_rate", "act_noise")
-        for name in (*positive, "normalisation_power", "divergence_factor", "trace_scale", "clip"):
+        positive = ("learning_rate", "weight_learning_rate", "weight_critic_learning_rate")
+        for name in (*positive, "normalisation_power", "divergence_factor", "clip"):
             self._require(name, lambda x: 0 < x < math.inf, "be above 0")
         self._require("discount", lambda x: 0 <= x < 1, "lie in [0, 1)")
         self._require("path_power", lambda x: 0 <= x <= 2, "lie in [0, 2]")
-        for name in ("polyak", "decay", "trace_temperature", "path_mixture"):
+        for name in ("decay", "path_mixture"):
             self._require(name, lambda x: 0 <= x <= 1, "lie in [0, 1]")
         self._require("hidden", lambda x: len(x) > 0 and min(x) >= 1, "have layers of at least 1 unit")
         for name in ("sequence_length", "batch_size", "update_every"):
             self._require(name, lambda x: x <= self.replay_size, f"not exceed replay_size {self.replay_size}")
-        if self.target_steps == "one":
-            # A weight over the mean of the drawn steps' weights is not, on average, one over the mean of all.
-            for name, needed in (("weights", "regression"), ("normalisation", "none")):
-                if getattr(self, name) != needed:
-                    raise ValueError(
-                        f"target_steps must be 'all' for {name} {getattr(self, name)!r}, got 'one'."
-                    )
 
     def _require(self, name: str, holds: Any, should: str) -> None:
         value = getattr(self, name)
         if value is not None and not holds(value):  # None: to be derived
             raise ValueError(f"{name} must {should}, got {value!r}.")
-
-    @property
-    def samples_a_step(self) -> bool:
-        """Whether a target reads its first step and one other alone."""
-        plain = self.weights == "regression" and self.normalisation == "none"
-        one = plain if self.target_steps is None else self.target_steps == "one"
-        return self.operator == "marginalized" and one and self.sequence_length > 1
 
     @property
     def length(self) -> int:
@@ -151,9 +115,14 @@ class TD3Config:
         return 1 if self.operator == "one-step" else self.sequence_length
 
     @property
-    def policy_scale(self) -> float:
-        """Standard deviation of π around the actor's output."""
-        return self.act_noise if self.trace_scale is None else self.trace_scale
+    def updates(self) -> int:
+        """Updates of a block."""
+        return self.update_every
+
+    @property
+    def copies(self) -> int:
+        """Simulators that an agent plays side by side."""
+        return 1
 
     @property
     def weight_bound(self) -> float:
@@ -173,6 +142,11 @@ class TD3Config:
         """
         return f"marginalized-{self.weights}" if self.operator == "marginalized" else self.operator
 
+    def derived(self: C, steps: int) -> C:
+        """The settings with what depends on the steps of the run filled in."""
+        most = min(10_000, steps // 10)
+        return self if self.random_steps is not None else dataclasses.replace(self, random_steps=most)
+
     def to_json(self) -> dict[str, Any]:
         """The settings as plain data; `from_json` reads them back.
 
@@ -182,13 +156,196 @@ class TD3Config:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "TD3Config":
+    def from_json(cls: type[C], data: dict[str, Any]) -> C:
         """Settings from plain data; unknown names raise `ValueError`."""
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(set(data) - known):
             raise ValueError(f"{unknown[0]!r} is not a setting of the agent.")
         settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         return cls(**settings)
+
+
+_MAY_BE_NONE = ("target_steps",)
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    return typing.get_args(annotation) if typing.get_origin(annotation) is Literal else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TD3Config(AgentConfig):
+    """Settings of TD3, by default Spinning Up's; wrong ones raise `ValueError` at once.
+
+    Actions are scaled to the box [-1, 1] inside the agent, so noise scales are fractions of half the range of
+    an action (for simulators with actions in [-1, 1], Spinning Up's numbers as they are).
+
+    >>> TD3Config(operator="retrace").sequence_length
+    5
+    >>> TD3Config(discount=1.5)
+    Traceback (most recent call last):
+        ...
+    ValueError: discount must lie in [0, 1), got 1.5.
+    """
+
+    operator: Operator = "one-step"
+    """The operator whose sampled estimate is the critic's target."""
+    target_steps: TargetSteps | None = None
+    """Which steps after the first a `marginalized` target reads: `all` of the sequence, or `one` drawn at random,
+    which costs about as much as two one-step targets whatever the length, and is a little noisier. None: `one` for
+    `regression` without normalisation, which learned as well that way, and `all` for the others, which need all."""
+    trace_temperature: float = 1.0
+    """Power of the ratio π/μ in the traces: 1 is the paper's, less is softer."""
+    trace_scale: float | None = None
+    """Standard deviation of π around the actor's output; None: that of the exploration."""
+    polyak: float = 0.995
+    """Share of the old target networks kept at each update of them."""
+    act_noise: float = 0.1
+    """Standard deviation of the exploration noise."""
+    target_noise: float = 0.2
+    """Standard deviation of the noise on the target policy's actions."""
+    noise_clip: float = 0.5
+    """Largest absolute value of that noise."""
+    policy_delay: int = 2
+    """Updates of the critics for one update of the actor, the target networks and the TD weights: every such
+    number of updates, counted from the first of the run, the last one moves them as well."""
+
+    kind: ClassVar[str] = "td3"
+    discrete: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("policy_delay", lambda x: x >= 1, "be at least 1")
+        for name in ("target_noise", "noise_clip"):
+            self._require(name, lambda x: 0 <= x < math.inf, "be at least 0")
+        for name in ("act_noise", "trace_scale"):
+            self._require(name, lambda x: 0 < x < math.inf, "be above 0")
+        for name in ("polyak", "trace_temperature"):
+            self._require(name, lambda x: 0 <= x <= 1, "lie in [0, 1]")
+        if self.target_steps == "one":
+            # A weight over the mean of the drawn steps' weights is not, on average, one over the mean of all.
+            for name, needed in (("weights", "regression"), ("normalisation", "none")):
+                if getattr(self, name) != needed:
+                    raise ValueError(
+                        f"target_steps must be 'all' for {name} {getattr(self, name)!r}, got 'one'."
+                    )
+
+    @property
+    def samples_a_step(self) -> bool:
+        """Whether a target reads its first step and one other alone."""
+        plain = self.weights == "regression" and self.normalisation == "none"
+        one = plain if self.target_steps is None else self.target_steps == "one"
+        return self.operator == "marginalized" and one and self.sequence_length > 1
+
+    @property
+    def policy_scale(self) -> float:
+        """Standard deviation of π around the actor's output."""
+        return self.act_noise if self.trace_scale is None else self.trace_scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscreteConfig(AgentConfig):
+    """What agents with discrete actions have in common."""
+
+    environments: int = 1
+    """Copies of the simulator that an agent plays side by side. A block's steps are shared among them."""
+    block_updates: int | None = None
+    """Updates of a block; None: a tenth of its steps, at least 1."""
+    filters: int | None = None
+    """Filters of a 3 × 3 convolution before the hidden layers; None: 16 for observations `[rows, columns, planes]`."""
+
+    discrete: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("environments", "block_updates"):
+            self._require(name, lambda x: x >= 1, "be at least 1")
+        self._require("filters", lambda x: x >= 0, "be at least 0")
+        if self.update_every % self.environments:
+            raise ValueError(
+                f"update_every must be a multiple of environments {self.environments}, got {self.update_every}."
+            )
+
+    @property
+    def updates(self) -> int:
+        """Updates of a block."""
+        return self.block_updates or max(1, self.update_every // 10)
+
+    @property
+    def copies(self) -> int:
+        """Simulators that an agent plays side by side."""
+        return self.environments
+
+
+@dataclass(frozen=True, kw_only=True)
+class QConfig(DiscreteConfig):
+    """Settings of Q-learning, by default those of cleanrl's `dqn_jax`; wrong ones raise `ValueError` at once.
+
+    >>> QConfig(operator="retrace", environments=4, update_every=8, ladder=7.0, epsilon=0.4).epsilons[-1] < 0.001
+    True
+    """
+
+    operator: DiscreteOperator = "one-step"
+    """The operator whose sampled estimate is the target of Q."""
+    sequence_length: int = 8
+    """Steps of a replayed sequence; `one-step` needs, and takes, only 1."""
+    decay: float = 0.9
+    """λ of the traces; `n-step` has none."""
+    hidden: tuple[int, ...] = (120, 84)
+    """Hidden units of each layer of every network."""
+    learning_rate: float = 2.5e-4
+    """Adam's step size for Q."""
+    batch_size: int = 128
+    """Sequences in a batch."""
+    update_after: int = 10_000
+    """Steps before the first update."""
+    update_every: int = 10
+    """Steps of a block, all with one policy; then come its updates."""
+    replay_size: int = 10_000
+    """Transitions the replay buffer holds, rounded down to whole blocks; the oldest are overwritten first."""
+    random_steps: int | None = 0
+    """First steps, which take uniform random actions."""
+    double: bool = True
+    """Whether the target policy takes its best action by the learned Q, and its value from the target network."""
+    target_every: int = 50
+    """Updates between copies of Q to the target network."""
+    target_policy: TargetPolicy = "greedy"
+    """π: greedy in Q, greedy with probability 1 - `target_epsilon`, or softmax of Q / `temperature`."""
+    target_epsilon: float = 0.05
+    """Share of uniform actions of the target policy `epsilon-greedy`."""
+    temperature: float = 0.1
+    """Temperature of the target policy `softmax`."""
+    epsilon: float = 0.05
+    """Share of uniform actions in the behaviour policy, once it has fallen to it."""
+    epsilon_steps: int | None = None
+    """Steps over which that share falls from 1; None: half of the run."""
+    ladder: float = 0.0
+    """Environment i of E explores with ε^(1 + ladder · i / (E - 1)): 0 is the same for all, Ape-X has 7 (and ε = 0.4)."""
+
+    kind: ClassVar[str] = "q-learning"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("target_epsilon", "epsilon"):
+            self._require(name, lambda x: 0 < x <= 1, "lie in (0, 1]")
+        self._require("temperature", lambda x: 0 < x < math.inf, "be above 0")
+        self._require("target_every", lambda x: x >= 1, "be at least 1")
+        for name in ("epsilon_steps", "ladder"):
+            self._require(name, lambda x: 0 <= x < math.inf, "be at least 0")
+
+    @property
+    def epsilons(self) -> tuple[float, ...]:
+        """The last ε of each environment."""
+        rungs = max(self.environments - 1, 1)
+        return tuple(self.epsilon ** (1 + self.ladder * i / rungs) for i in range(self.environments))
+
+    def derived(self, steps: int) -> "QConfig":
+        """The settings with what depends on the steps of the run filled in."""
+        most = steps // 2
+        return self if self.epsilon_steps is not None else dataclasses.replace(self, epsilon_steps=most)
+
+
+CONFIGS: dict[str, type[AgentConfig]] = {each.kind: each for each in (TD3Config, QConfig)}
+"""The settings of every agent, by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +367,7 @@ class PopulationConfig:
     """
 
     simulator: str
-    groups: dict[str, TD3Config]
+    groups: Mapping[str, AgentConfig]
     seeds: tuple[int, ...] = (0,)
     steps: int = 1_000_000
     evaluate_every: int | None = None
@@ -224,7 +381,7 @@ class PopulationConfig:
             raise ValueError(f"seeds must be different and not negative, got {list(self.seeds)}.")
         if self.episodes < 1:
             raise ValueError(f"episodes must be at least 1, got {self.episodes}.")
-        for name in ("update_every", "hidden"):
+        for name in ("kind", "update_every", "hidden", "copies"):
             if len({getattr(config, name) for config in self.groups.values()}) > 1:
                 raise ValueError(f"{name} must be the same in all groups.")
         self._multiple("steps", self.steps)
@@ -233,13 +390,7 @@ class PopulationConfig:
             every = max(1, round(self.steps / 20 / self.block)) * self.block
         self._multiple("evaluate_every", every)
         object.__setattr__(self, "evaluate_every", min(every, self.steps))
-        most = min(10_000, self.steps // 10)
-        groups = {
-            label: config
-            if config.random_steps is not None
-            else dataclasses.replace(config, random_steps=most)
-            for label, config in self.groups.items()
-        }
+        groups = {label: config.derived(self.steps) for label, config in self.groups.items()}
         object.__setattr__(self, "groups", groups)
 
     def _multiple(self, name: str, value: int) -> None:
@@ -247,9 +398,19 @@ class PopulationConfig:
             raise ValueError(f"{name} must be a positive multiple of update_every {self.block}, got {value}.")
 
     @property
+    def first(self) -> AgentConfig:
+        """The settings of the first group; what all groups share is read there."""
+        return next(iter(self.groups.values()))
+
+    @property
+    def kind(self) -> str:
+        """The agent's name."""
+        return self.first.kind
+
+    @property
     def block(self) -> int:
-        """Steps, and updates, of a block."""
-        return next(iter(self.groups.values())).update_every
+        """Steps of a block."""
+        return self.first.update_every
 
     @property
     def agents(self) -> list[tuple[str, int]]:
@@ -266,7 +427,7 @@ class PopulationConfig:
             raise ValueError(
                 f"steps must be at least the {earlier['steps']} of the run in {str(folder)!r}, got {self.steps}."
             )
-        old, new = (_flat(data) for data in (earlier, self.to_json()))
+        old, new = (_flat({"agent": TD3Config.kind, **data}) for data in (earlier, self.to_json()))
         for name in {**old, **new}:
             if name != "steps" and old.get(name) != new.get(name):
                 raise ValueError(
@@ -278,13 +439,15 @@ class PopulationConfig:
         """The settings as plain data; `from_json` reads them back."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         groups = {label: config.to_json() for label, config in self.groups.items()}
-        return {**plain, "seeds": list(self.seeds), "groups": groups}
+        return {"agent": self.kind, **plain, "seeds": list(self.seeds), "groups": groups}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "PopulationConfig":
         """Settings from plain data."""
-        groups = {label: TD3Config.from_json(config) for label, config in data["groups"].items()}
-        return cls(**{**data, "seeds": tuple(data["seeds"]), "groups": groups})
+        plain = {name: value for name, value in data.items() if name != "agent"}
+        kind = CONFIGS[data.get("agent", TD3Config.kind)]
+        groups = {label: kind.from_json(config) for label, config in data["groups"].items()}
+        return cls(**{**plain, "seeds": tuple(data["seeds"]), "groups": groups})
 
 
 def _flat(data: dict[str, Any]) -> dict[str, Any]:

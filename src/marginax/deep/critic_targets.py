@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from marginax import targets
 from marginax.deep import path_network, replay, weight_network
-from marginax.deep.config import TD3Config
+from marginax.deep.config import AgentConfig, TD3Config
 from marginax.deep.networks import MLP, Critics, act, value
 from marginax.deep.path_network import PathLoss, PathNetwork, Paths
 from marginax.deep.replay import Sequences
@@ -45,6 +45,36 @@ class CriticTarget(eqx.Module):
     trace_mean: Float[Array, " batches"]
 
 
+class Metrics(eqx.Module):
+    """What one update says about itself (of a block: one entry per update).
+
+    Attributes:
+        critic_loss: Squared error, summed over the twins.
+        q_mean: Mean of the first critic on the batch.
+        q_size: Mean of its absolute value.
+        target_mean: Mean of the targets.
+        target_variance: Variance of the targets over the batch.
+        error_variance: Variance of target minus the first critic's value: what the operator's sampling adds.
+        trace_mean: Mean trace c(x_t, a_t) over steps t ≥ 1; 0 where there are none.
+        weight_mean: Mean credit of the steps t ≥ 1: TD weights, or products of traces for the other operators.
+        weight_max: Largest credit of any step.
+        effective_length: Mean over sequences of the sum of credits; 1 for one-step.
+        weight_loss: Loss of the TD weights; 0 in updates that do not train them.
+    """
+
+    critic_loss: Float[Array, "..."]
+    q_mean: Float[Array, "..."]
+    q_size: Float[Array, "..."]
+    target_mean: Float[Array, "..."]
+    target_variance: Float[Array, "..."]
+    error_variance: Float[Array, "..."]
+    trace_mean: Float[Array, "..."]
+    weight_mean: Float[Array, "..."]
+    weight_max: Float[Array, "..."]
+    effective_length: Float[Array, "..."]
+    weight_loss: Float[Array, "..."]
+
+
 class Bootstrap(eqx.Module):
     """What the target networks say along a batch of sequences.
 
@@ -63,7 +93,7 @@ class Bootstrap(eqx.Module):
 
 
 def init_estimator(
-    config: TD3Config, observation_size: int, action_size: int, key: Array
+    config: AgentConfig, observation_size: int, action_size: int, key: Array
 ) -> Estimator | None:
     """Fresh networks of the TD weights; None unless the operator is `marginalized`."""
     if config.operator != "marginalized":
@@ -75,7 +105,7 @@ def init_estimator(
     return path_network.init(path_loss(config), network)
 
 
-def path_loss(config: TD3Config) -> PathLoss:
+def path_loss(config: AgentConfig) -> PathLoss:
     """How the weights of paths are learned."""
     return PathLoss(config.path_power, config.path_mixture, learning_rate=config.weight_learning_rate)
 
@@ -109,6 +139,18 @@ def critic_targets(
     if config.samples_a_step:
         return _from_one_step(config, target_actor, target_critic, estimator, batches, keys, train=train)
     ahead = jax.vmap(partial(bootstrap, config, target_actor, target_critic))(batches, keys)
+    return from_bootstrap(config, estimator, batches, ahead, train=train)
+
+
+def from_bootstrap(
+    config: AgentConfig,
+    estimator: Estimator | None,
+    batches: Sequences,
+    ahead: Bootstrap,
+    *,
+    train: bool,
+) -> tuple[CriticTarget, Estimator | None, Float[Array, ""]]:
+    """Targets that read all steps, from what the target networks say along the batches: see `critic_targets`."""
     if estimator is None:
         credit, loss = jax.vmap(products)(ahead.traces, batches), jnp.zeros(())
     else:
@@ -249,7 +291,7 @@ def draw_steps(
 
 
 def td_weights(
-    config: TD3Config,
+    config: AgentConfig,
     estimator: Estimator | None,
     batches: Sequences,
     features: Float[Array, "batches T batch n"],
@@ -274,7 +316,7 @@ def td_weights(
 
 
 def pair_weights(
-    config: TD3Config,
+    config: AgentConfig,
     estimator: weight_network.Estimator,
     batches: Sequences,
     features: Array,
@@ -296,7 +338,7 @@ def pair_weights(
 
 
 def path_weights(
-    config: TD3Config,
+    config: AgentConfig,
     estimator: Paths,
     batches: Sequences,
     features: Array,
@@ -325,7 +367,7 @@ def path_weights(
 
 
 def operator_target(
-    config: TD3Config, batch: Sequences, ahead: Bootstrap, credit: Float[Array, "T batch"]
+    config: AgentConfig, batch: Sequences, ahead: Bootstrap, credit: Float[Array, "T batch"]
 ) -> Float[Array, " batch"]:
     """The operator's sampled estimate at the first pair of every sequence, by `marginax.targets`."""
     marginalized = config.operator == "marginalized"
@@ -340,7 +382,7 @@ def operator_target(
     return jax.vmap(one, in_axes=1)(*arrays)
 
 
-def first_weight_is_one(config: TD3Config) -> bool:
+def first_weight_is_one(config: AgentConfig) -> bool:
     """Whether the weight of the start pair itself is taken as 1, its exact value where no state is met twice."""
     known = config.weights == "paths" or (config.start_conditioned and config.exact_first_weight)
     return known and config.normalisation == "none"
@@ -358,3 +400,20 @@ def masked_mean(mask: Bool[Array, "T batch"], values: Float[Array, "T batch"]) -
     Array(2., dtype=float32)
     """
     return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def summarise(found: CriticTarget, loss: Array, values: Array, weight_loss: Array) -> Metrics:
+    """One entry for each of the batches, whose losses `[batches]` and values `[batches, batch]` are given."""
+    return Metrics(
+        critic_loss=loss,
+        q_mean=jnp.mean(values, axis=1),
+        q_size=jnp.mean(jnp.abs(values), axis=1),
+        target_mean=jnp.mean(found.target, axis=1),
+        target_variance=jnp.var(found.target, axis=1),
+        error_variance=jnp.var(found.target - values, axis=1),
+        trace_mean=found.trace_mean,
+        weight_mean=jax.vmap(masked_mean)(later(found.valid), found.credit),
+        weight_max=jnp.max(found.credit, axis=(1, 2)),
+        effective_length=jnp.mean(jnp.sum(found.credit / found.share, axis=1), axis=1),
+        weight_loss=jnp.zeros_like(loss).at[-1].set(weight_loss),
+    )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from marginax.deep.networks import patches
 from marginax.simulators.accelerated import AcceleratedSimulator as Game
 
 Policy = Callable[[Float[Array, "batch *shape"]], Float[Array, "batch A"]]
@@ -92,17 +93,6 @@ class Network(eqx.Module):
 
 def _glorot(key: Array, inputs: int, outputs: int) -> Array:
     return jax.random.normal(key, (inputs, outputs)) * (2 / inputs) ** 0.5
-
-
-def patches(observations: Array) -> Array:
-    """All 3 × 3 patches of `[..., rows, columns, planes]`, as `[..., places, 9 planes]`.
-
-    >>> patches(jnp.zeros((2, 10, 10, 4))).shape
-    (2, 64, 36)
-    """
-    rows, columns = observations.shape[-3] - 2, observations.shape[-2] - 2
-    parts = [observations[..., i : i + rows, j : j + columns, :] for i in range(3) for j in range(3)]
-    return jnp.concatenate(parts, -1).reshape(*observations.shape[:-3], rows * columns, -1)
 
 
 def actions_of(game: Game) -> int:

@@ -20,12 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from marginax.deep import td3
-from marginax.deep.config import TD3Config
+from marginax.deep import q_learning, td3
+from marginax.deep.config import AgentConfig, DiscreteConfig, QConfig, TD3Config
+from marginax.deep.networks import layer_sizes
 from marginax.deep.replay import Replay
 from marginax.simulators.rollout import row_width
 
-AGENTS: dict[type, ModuleType] = {TD3Config: td3}
+AGENTS: dict[type, ModuleType] = {TD3Config: td3, QConfig: q_learning}
 """The module that learns for each type of settings; `td3` says what it must have."""
 
 
@@ -67,16 +68,20 @@ class Plan:
         observation_size: Length of an observation.
         action_size: Length of an action.
         capacities: Transitions that the replay buffers of each group hold, multiples of the block.
+        num_actions: Number of discrete actions, if they are.
+        observation_shape: Shape of an observation before it was made flat; for discrete actions.
 
     >>> Plan((TD3Config(),), seeds=5, observation_size=17, action_size=6, capacities=(1000,)).width
     44
     """
 
-    configs: tuple[TD3Config, ...]
+    configs: tuple[AgentConfig, ...]
     seeds: int
     observation_size: int
     action_size: int
     capacities: tuple[int, ...]
+    num_actions: int | None = None
+    observation_shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         first = self.configs[0]
@@ -94,8 +99,13 @@ class Plan:
 
     @property
     def block(self) -> int:
-        """Steps, and updates, of a block."""
+        """Steps of a block."""
         return self.configs[0].update_every
+
+    @property
+    def updates(self) -> int:
+        """Updates of a block."""
+        return self.configs[0].updates
 
     @property
     def first_block(self) -> int:
@@ -108,6 +118,14 @@ class Plan:
         return row_width(self.observation_size, self.action_size)
 
     @property
+    def layers(self) -> list[int]:
+        """Layer sizes of the perceptron that acts."""
+        first = self.configs[0]
+        if not isinstance(first, DiscreteConfig) or self.num_actions is None:
+            return [self.observation_size, *first.hidden, self.action_size]
+        return layer_sizes(self.observation_shape, self.num_actions, first.hidden, first.filters)
+
+    @property
     def agents(self) -> int:
         """Number of agents in all groups."""
         return len(self.configs) * self.seeds
@@ -115,8 +133,13 @@ class Plan:
     def initial(self, keys: Array) -> LearnerState:
         """Fresh agents with empty buffers; agents of one key start alike in every group."""
 
-        def fresh(config: TD3Config) -> Any:
-            sizes = {"observation_size": self.observation_size, "action_size": self.action_size}
+        def fresh(config: AgentConfig) -> Any:
+            sizes: dict[str, Any] = {
+                "observation_size": self.observation_size,
+                "action_size": self.action_size,
+            }
+            if config.discrete:
+                sizes = {"observation_shape": self.observation_shape, "num_actions": self.num_actions}
             return jax.vmap(lambda key: self.agent.split(self.agent.init(config, key=key, **sizes)))(keys)
 
         shared, own = zip(*map(fresh, self.configs), strict=True)
@@ -134,24 +157,37 @@ class Plan:
         self, state: LearnerState, keys: Array, rows: Array, index: Array
     ) -> tuple[LearnerState, Array, Array]:
         """Add a block and run its updates; also the policies and the metrics after them."""
-        state = self._with_rows(state, rows)
+        state, last = self.update(self._with_rows(state, rows), keys, index)
+        every = max(1, self.agent.MEASURE_EVERY // self.block)
+        if every == 1:
+            metrics = self.measure(state, last)
+        else:
+            empty = jnp.full((self.agents, len(self.agent.METRICS)), jnp.nan)
+            metrics = jax.lax.cond((index + 1) % every == 0, self.measure, lambda *_: empty, state, last)
+        return state, jax.vmap(self.agent.policy)(state.agents), metrics
+
+    def update(self, state: LearnerState, keys: Array, index: Array) -> tuple[LearnerState, Any]:
+        """Run the updates of a block; also the last batch of each group."""
         block_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
         material = tuple(
             each(partial(self._material, config, state.added), self.seeds, 1)(buffer, block_keys)
             for config, buffer in zip(self.configs, state.rows, strict=True)
         )
-        done = (index - self.first_block) * self.block
-        delayed = self.agent.delayed_rounds(self.configs[0], self.block, done)
+        done = (index - self.first_block) * self.updates
+        delayed = self.agent.delayed_rounds(self.configs[0], self.updates, done)
         (agents, own), _ = jax.lax.scan(
             lambda c, m: (self.agent.run_round(self._round, c, *m), None), state[:2], (material, delayed)
         )
         last = jax.tree.map(lambda x: x[-1, :, -1], material)
+        return LearnerState(agents, own, state.rows, state.added), last
+
+    def measure(self, state: LearnerState, last: Any) -> Array:
+        """Metrics `[agents, metrics]` on a batch of each group."""
         table = [
-            each(partial(self.agent.measure, config), self.seeds)(self._group(g, agents, own), *last[g])
+            each(partial(self.agent.measure, config), self.seeds)(self._group(g, *state[:2]), *last[g])
             for g, config in enumerate(self.configs)
         ]
-        policies = jax.vmap(self.agent.policy)(agents)
-        return LearnerState(agents, own, state.rows, state.added), policies, jnp.concatenate(table)
+        return jnp.concatenate(table)
 
     def _with_rows(self, state: LearnerState, rows: Array) -> LearnerState:
         # The block divides the capacity, so a block never wraps around: one slice is written in place.
@@ -163,11 +199,11 @@ class Plan:
         )
         return state._replace(rows=written, added=state.added + self.block)
 
-    def _material(self, config: TD3Config, added: Array, rows: Array, key: Array) -> tuple[Any, Array]:
+    def _material(self, config: AgentConfig, added: Array, rows: Array, key: Array) -> tuple[Any, Array]:
         """Batches and noise keys of a whole block of one agent, `[rounds, batches, …]`, drawn before the loop."""
         buffer = Replay(rows, added, self.observation_size)
         draw = partial(self.agent.draw, config, buffer)
-        return jax.vmap(draw)(self.agent.rounds(config, key, self.block))
+        return jax.vmap(draw)(self.agent.rounds(config, key, self.updates))
 
     def _group(self, g: int, agents: Any, own: tuple[Any, ...]) -> Any:
         mine = slice(g * self.seeds, (g + 1) * self.seeds)

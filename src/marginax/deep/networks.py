@@ -1,5 +1,6 @@
-"""The networks: multi-layer perceptrons on states or on [state, action] features."""
+"""The networks: multi-layer perceptrons on states or on [state, action] features, and small convolutions on grids."""
 
+import math
 from collections.abc import Sequence
 
 import equinox as eqx
@@ -80,3 +81,98 @@ def actor_vector(actor: MLP) -> Float[Array, " n"]:
     """The policy as one vector: layer by layer the weight in row order, then the bias (`simulators.policy`)."""
     layers = zip(actor.weights, actor.biases, strict=True)
     return jnp.concatenate([jnp.ravel(x) for layer in layers for x in layer])
+
+
+class ObservationNetwork(eqx.Module):
+    """A perceptron on flat observations; on grids `[rows, columns, planes]` a 3 × 3 convolution comes before it.
+
+    Attributes:
+        dense: The perceptron.
+        filters: The convolution, as a product with all patches; None without one.
+        shape: Of an observation before it was made flat.
+
+    >>> network = observation_network((10, 10, 4), 3, (8,), key=jax.random.key(0))
+    >>> network(jnp.zeros((5, 400))).shape, network.filters.weights[0].shape
+    ((5, 3), (36, 16))
+    """
+
+    dense: MLP
+    filters: MLP | None
+    shape: tuple[int, ...] = eqx.field(static=True)
+
+    @property
+    def inputs(self) -> int:
+        """Length of a flat observation."""
+        return math.prod(self.shape)
+
+    def __call__(self, observations: Float[Array, "*batch n"]) -> Float[Array, "*batch outputs"]:
+        rows = observations.reshape(-1, observations.shape[-1])  # one product for all of them
+        if self.filters is not None:
+            rows = jax.nn.relu(self._planes(rows))
+        return self.dense(rows).reshape(*observations.shape[:-1], -1)
+
+    def _planes(self, rows: Array) -> Array:
+        assert self.filters is not None
+        seen = patches(rows.reshape(-1, *self.shape))
+        return self.filters(seen.reshape(-1, seen.shape[-1])).reshape(len(rows), -1)
+
+    def as_perceptron(self) -> MLP:
+        """The same function without a convolution, which is a (sparse) layer like any other."""
+        if self.filters is None:
+            return self.dense
+        bias = self._planes(jnp.zeros((1, self.inputs)))
+        weights, biases = [self._planes(jnp.eye(self.inputs)) - bias], [bias]
+        both = (weights + self.dense.weights, biases + self.dense.biases)
+        return eqx.tree_at(lambda m: (m.weights, m.biases), self.dense, both)
+
+
+def observation_network(
+    shape: Sequence[int], outputs: int, hidden: Sequence[int], filters: int | None = None, *, key: Array
+) -> ObservationNetwork:
+    """A network for observations of a shape; by default grids of at least 3 × 3 have 16 filters.
+
+    >>> observation_network((4,), 2, (8,), key=jax.random.key(0)).filters is None
+    True
+    """
+    sizes, count = layer_sizes(shape, outputs, hidden, filters), _filters(shape, filters)
+    first, second = jax.random.split(key)
+    dense = MLP(sizes[1] if count else sizes[0], outputs, hidden, key=first)
+    return ObservationNetwork(
+        dense, MLP(9 * shape[2], count, (), key=second) if count else None, tuple(shape)
+    )
+
+
+def layer_sizes(
+    shape: Sequence[int], outputs: int, hidden: Sequence[int], filters: int | None = None
+) -> list[int]:
+    """Sizes of the layers of `ObservationNetwork.as_perceptron`.
+
+    >>> layer_sizes((10, 10, 4), 3, (128,))
+    [400, 1024, 128, 3]
+    """
+    count = _filters(shape, filters)
+    planes = [(shape[0] - 2) * (shape[1] - 2) * count] if count else []
+    return [math.prod(shape), *planes, *hidden, outputs]
+
+
+def _filters(shape: Sequence[int], filters: int | None) -> int:
+    grid = len(shape) == 3 and min(shape[:2]) >= 3
+    if filters and not grid:
+        raise ValueError(f"filters must be 0 for observations of shape {list(shape)}, got {filters}.")
+    return (16 if grid else 0) if filters is None else filters
+
+
+def dense_vector(network: ObservationNetwork) -> Float[Array, " n"]:
+    """A network that acts as one vector of a perceptron: see `actor_vector`."""
+    return actor_vector(network.as_perceptron())
+
+
+def patches(observations: Float[Array, "*batch rows columns planes"]) -> Float[Array, "*batch places patch"]:
+    """All 3 × 3 patches of `[..., rows, columns, planes]`, as `[..., places, 9 planes]`.
+
+    >>> patches(jnp.zeros((2, 10, 10, 4))).shape
+    (2, 64, 36)
+    """
+    rows, columns = observations.shape[-3] - 2, observations.shape[-2] - 2
+    parts = [observations[..., i : i + rows, j : j + columns, :] for i in range(3) for j in range(3)]
+    return jnp.concatenate(parts, -1).reshape(*observations.shape[:-3], rows * columns, -1)

@@ -23,14 +23,14 @@ import jax
 import numpy as np
 
 from marginax.deep import checkpoint
-from marginax.deep.config import PopulationConfig, TD3Config
+from marginax.deep.config import AgentConfig, PopulationConfig, QConfig, TD3Config
 from marginax.deep.learner import AGENTS, Learner, LearnerState, Plan
 from marginax.deep.metrics import MetricsLog
 from marginax.deep.policy import Policy, policy_name
 from marginax.engine.processes import cores
 from marginax.simulators import AgentSpec, Pool, Transitions, make
 from marginax.simulators.policy import unpack
-from marginax.simulators.registry import check_actions
+from marginax.simulators.registry import check_actions, observation_shape
 
 CHECKPOINT = "checkpoint"
 
@@ -77,18 +77,17 @@ class Population:
     def __init__(self, config: PopulationConfig, *, workers: int = 0, folder: Path | None = None) -> None:
         self.config, self.folder, self.step = config, folder, 0
         probe = make(config.simulator, 0, allow_import=True)
-        check_actions(config.simulator, probe, discrete=False)
-        sizes = {"observation_size": probe.observation_size, "action_size": probe.action_size}
+        check_actions(config.simulator, probe, discrete=config.first.discrete)
+        sizes: dict[str, Any] = {"observation_size": probe.observation_size, "action_size": probe.action_size}
+        if config.first.discrete:
+            sizes |= {"num_actions": probe.num_actions, "observation_shape": observation_shape(probe)}
         self._bounds = (probe.action_low, probe.action_high)
         probe.close()
         self.learners = list(_learners(config, sizes))
-        first = next(iter(config.groups.values()))
-        self._layers = [sizes["observation_size"], *first.hidden, sizes["action_size"]]
         specs = [
-            AgentSpec(config.simulator, seed, group.act_noise, group.random_steps or 0, allow_import=True)
-            for group in config.groups.values()
-            for seed in config.seeds
+            _spec(config.simulator, group, seed) for group in config.groups.values() for seed in config.seeds
         ]
+        self._layers: list[int] = self.learners[0].plan.layers
         self.pool = Pool(specs, sizes=self._layers, steps=config.block, workers=workers)
         count = len(specs)
         policies = [jax.vmap(x.plan.agent.policy)(x.state.agents) for x in self.learners]
@@ -96,7 +95,8 @@ class Population:
         self._acting = self._newest
         settings = [config.groups[label] for label, _ in config.agents]
         self._bound = np.array([each.divergence_factor / (1 - each.discount) for each in settings])
-        self._largest_reward, self._returns = np.zeros(count), np.zeros(count)
+        self._largest_reward = np.zeros(count)
+        self._returns = np.zeros((count, config.first.copies))
         self.names: tuple[str, ...] = self.learners[0].plan.agent.METRICS
         self._learned: list[list[list[float]]] = [[] for _ in specs]
         self._finished_returns: list[list[float]] = [[] for _ in specs]
@@ -206,11 +206,12 @@ class Population:
         self._largest_reward = np.fmax(self._largest_reward, np.abs(transitions.rewards).max(axis=1))
         ends = (transitions.terminated + transitions.truncated) > 0
         for agent, rewards in enumerate(transitions.rewards):
-            for reward, ended in zip(rewards.tolist(), ends[agent].tolist(), strict=True):
-                self._returns[agent] += reward
+            for t, (reward, ended) in enumerate(zip(rewards.tolist(), ends[agent].tolist(), strict=True)):
+                place = (agent, t % self._returns.shape[1])
+                self._returns[place] += reward
                 if ended:
-                    self._finished_returns[agent].append(float(self._returns[agent]))
-                    self._returns[agent] = 0.0
+                    self._finished_returns[agent].append(float(self._returns[place]))
+                    self._returns[place] = 0.0
 
     def _fail(self, agent: int, step: int, reason: str) -> None:
         if agent not in self.failures:
@@ -283,8 +284,8 @@ class Population:
         if self.folder is None or self._log is None or self._saved_until == self.step:
             return
         for vector, (label, seed) in zip(self._newest, self.config.agents, strict=True):
-            noise = self.config.groups[label].act_noise
-            policy = Policy(unpack(vector, self._layers), *self._bounds, noise, self.config.simulator)
+            scale = getattr(self.config.groups[label], "act_noise", 0.0)
+            policy = Policy(unpack(vector, self._layers), *self._bounds, scale, self.config.simulator)
             policy.save(self.folder / policy_name(label, seed))
         known = checkpoint.manifest(self.folder / CHECKPOINT) or {"files": []}
         files: dict[str, dict[str, Any]] = {}
@@ -368,10 +369,20 @@ class Population:
 _ARRAYS = ("_acting", "_newest", "_largest_reward", "_returns")
 
 
-def _learners(config: PopulationConfig, sizes: dict[str, int]) -> Iterator[Learner]:
+def _spec(simulator: str, config: AgentConfig, seed: int) -> AgentSpec:
+    """How an agent explores."""
+    common: dict[str, Any] = {"random_steps": config.random_steps or 0, "allow_import": True}
+    if isinstance(config, QConfig):
+        common |= {"epsilons": config.epsilons, "epsilon_steps": config.epsilon_steps}
+    elif isinstance(config, TD3Config):
+        common["noise"] = config.act_noise
+    return AgentSpec(simulator, seed, **common)
+
+
+def _learners(config: PopulationConfig, sizes: dict[str, Any]) -> Iterator[Learner]:
     """One learner for each run of neighbouring groups that may share a program."""
 
-    def shared(settings: TD3Config) -> tuple:
+    def shared(settings: AgentConfig) -> tuple:
         return tuple(getattr(settings, name) for name in AGENTS[type(settings)].SHARED)
 
     for _, part in groupby(config.groups.values(), shared):

@@ -1,6 +1,7 @@
 """A replay buffer of transitions on the device, from which sequences are drawn.
 
-Transition number `i` (counted from the start of the run) lies in row `i % capacity`. A sequence starts at a
+Transition number `i` (counted from the start of the run) lies in row `i % capacity`; of E environments that are
+played side by side, number `i` belongs to environment `i % E`. A sequence starts at a
 stored transition, each equally likely, and goes on until it has the asked length, or its episode ends, or the
 newest transition is reached, whichever comes first; what remains of its length is padding (`valid` False).
 So terminal steps, and the last steps of an episode, are starts like any other, and no sequence crosses an
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from marginax.deep.config import AgentConfig
 from marginax.simulators.rollout import Transitions, row_width
 
 
@@ -99,7 +101,7 @@ def add(buffer: Replay, rows: Float[Array | np.ndarray, "n width"]) -> Replay:
     return Replay(buffer.rows.at[where].set(rows), added, buffer.observation_size)
 
 
-def sample(buffer: Replay, key: Array, *, batch: int, length: int) -> Sequences:
+def sample(buffer: Replay, key: Array, *, batch: int, length: int, environments: int = 1) -> Sequences:
     """Draw sequences whose starts are uniform over the stored transitions.
 
     Args:
@@ -107,6 +109,7 @@ def sample(buffer: Replay, key: Array, *, batch: int, length: int) -> Sequences:
         key: A JAX random key.
         batch: Number of sequences.
         length: Their length T, padding included.
+        environments: Simulators whose transitions are stored in turn: a sequence stays in one of them.
 
     Returns:
         Sequences with fields `[length, batch, ...]`.
@@ -118,8 +121,17 @@ def sample(buffer: Replay, key: Array, *, batch: int, length: int) -> Sequences:
     capacity = buffer.rows.shape[0]
     size = jnp.minimum(buffer.added, capacity)
     starts = buffer.added - size + jax.random.randint(key, (batch,), 0, size)
-    times = starts + jnp.arange(length)[:, None]
+    times = starts + environments * jnp.arange(length)[:, None]
     return unpack(buffer.rows[times % capacity], times < buffer.added, buffer.observation_size)
+
+
+def draw(config: AgentConfig, buffer: Replay, keys: Array) -> tuple[Sequences, Array]:
+    """The batches of a round, fields `[batches, T, batch, …]`, and the keys of their noise."""
+    sample_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+    shape = {"batch": config.batch_size, "length": config.length}
+    return jax.vmap(lambda key: sample(buffer, key, environments=config.copies, **shape))(
+        sample_keys
+    ), noise_keys
 
 
 def unpack(

@@ -4,8 +4,9 @@ Updates come in rounds of `policy_delay`. The last of a round moves the actor, t
 so the target networks stay as they are within a round, and are evaluated once for all of its batches.
 
 A trainer (`marginax.deep.learner`) takes from an agent's module: `init`, `split` and `join` (what learns alike under
-every operator, and what belongs to one), `targets` and `learn` (the two halves of an update), `measure` and `METRICS`,
-`policy` (the parameters that act) and `SHARED` (the settings that agents of one program must have in common).
+every operator, and what belongs to one), `targets` and `learn` (the two halves of an update), `draw`, `rounds`,
+`delayed_rounds` and `run_round` (its batches), `measure`, `METRICS` and `MEASURE_EVERY`, `policy` (the parameters that act)
+and `SHARED` (the settings that agents of one program must have in common).
 """
 
 import dataclasses
@@ -19,18 +20,17 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from marginax.deep import replay
 from marginax.deep.config import Operator, TD3Config
 from marginax.deep.critic_targets import (
     CriticTarget,
     Estimator,
+    Metrics,
     critic_targets,
     init_estimator,
-    later,
-    masked_mean,
+    summarise,
 )
 from marginax.deep.networks import MLP, Critics, act, actor_vector, first_twin, twins, value
-from marginax.deep.replay import Replay, Sequences
+from marginax.deep.replay import Replay, Sequences, draw
 from marginax.deep.weight_network import adam
 
 SHARED = ("hidden", "policy_delay", "batch_size", "learning_rate", "polyak", "update_every", "update_after")
@@ -58,36 +58,7 @@ class TD3State(eqx.Module):
     estimator: Estimator | None
 
 
-class Metrics(eqx.Module):
-    """What one update says about itself (of a block: one entry per update).
-
-    Attributes:
-        critic_loss: Squared error, summed over the twins.
-        q_mean: Mean of the first critic on the batch.
-        q_size: Mean of its absolute value.
-        target_mean: Mean of the targets.
-        target_variance: Variance of the targets over the batch.
-        error_variance: Variance of target minus the first critic's value: what the operator's sampling adds.
-        trace_mean: Mean trace c(x_t, a_t) over steps t ≥ 1; 0 where there are none.
-        weight_mean: Mean credit of the steps t ≥ 1: TD weights, or products of traces for the other operators.
-        weight_max: Largest credit of any step.
-        effective_length: Mean over sequences of the sum of credits; 1 for one-step.
-        weight_loss: Loss of the TD weights; 0 in updates that do not train them.
-    """
-
-    critic_loss: Float[Array, "..."]
-    q_mean: Float[Array, "..."]
-    q_size: Float[Array, "..."]
-    target_mean: Float[Array, "..."]
-    target_variance: Float[Array, "..."]
-    error_variance: Float[Array, "..."]
-    trace_mean: Float[Array, "..."]
-    weight_mean: Float[Array, "..."]
-    weight_max: Float[Array, "..."]
-    effective_length: Float[Array, "..."]
-    weight_loss: Float[Array, "..."]
-
-
+MEASURE_EVERY = 1  # steps: after every block
 # Other operators whose targets' variance is measured on the same batches and networks.
 RIVALS: tuple[Operator, ...] = ("one-step", "retrace")
 METRICS = (*(field.name for field in fields(Metrics)), *(f"error_variance_{name}" for name in RIVALS))
@@ -226,7 +197,7 @@ def _round(
         state, loss, q = learn(config, state, *step, delayed=delayed and i == len(keys) - 1)
         losses.append(loss)
         values.append(q)
-    return state, _metrics(found, jnp.stack(losses), jnp.stack(values), weight_loss)
+    return state, summarise(found, jnp.stack(losses), jnp.stack(values), weight_loss)
 
 
 def update_block(
@@ -279,13 +250,6 @@ def run_round(one_round: Any, carry: Any, material: Any, delayed: Array | None) 
     return jax.lax.cond(delayed, *both, carry, material)
 
 
-def draw(config: TD3Config, buffer: Replay, keys: Array) -> tuple[Sequences, Array]:
-    """The batches of a round, fields `[batches, T, batch, …]`, and the keys of their noise."""
-    sample_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-    sample = partial(replay.sample, buffer, batch=config.batch_size, length=config.length)
-    return jax.vmap(sample)(sample_keys), noise_keys
-
-
 def measure(config: TD3Config, state: TD3State, batch: Sequences, key: Array) -> Float[Array, " metrics"]:
     """`METRICS` of the update that would come next on a batch; nothing is updated."""
     _, own = update(config, state, batch, key, delayed=True)
@@ -303,20 +267,3 @@ def _error_variance(
     one: Sequences = jax.tree.map(lambda x: x[None, : rival.length], batch)
     found, *_ = targets(rival, replace(state, estimator=None), one, key[None], train=False)
     return jnp.var(found.target[0] - value(state.critic, found.pairs[0])[0])
-
-
-def _metrics(found: CriticTarget, loss: Array, values: Array, weight_loss: Array) -> Metrics:
-    """One entry for each of the batches, whose losses `[batches]` and values `[batches, batch]` are given."""
-    return Metrics(
-        critic_loss=loss,
-        q_mean=jnp.mean(values, axis=1),
-        q_size=jnp.mean(jnp.abs(values), axis=1),
-        target_mean=jnp.mean(found.target, axis=1),
-        target_variance=jnp.var(found.target, axis=1),
-        error_variance=jnp.var(found.target - values, axis=1),
-        trace_mean=found.trace_mean,
-        weight_mean=jax.vmap(masked_mean)(later(found.valid), found.credit),
-        weight_max=jnp.max(found.credit, axis=(1, 2)),
-        effective_length=jnp.mean(jnp.sum(found.credit / found.share, axis=1), axis=1),
-        weight_loss=jnp.zeros_like(loss).at[-1].set(weight_loss),
-    )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
-from marginax.deep.config import TD3Config
+from marginax.deep.config import AgentConfig
 from marginax.deep.networks import MLP
 from marginax.weights import losses
 
@@ -33,7 +33,7 @@ class Estimator(eqx.Module):
     critic_optimiser: Any
 
 
-def init(config: TD3Config, features: int, key: Array) -> Estimator:
+def init(config: AgentConfig, features: int, key: Array) -> Estimator:
     """Fresh networks for pairs with so many features.
 
     >>> init(TD3Config(weights="fenchel", hidden=(8,)), features=3, key=jax.random.key(0)).critic.weights[0].shape
@@ -60,7 +60,7 @@ def evaluate(network: MLP, inputs: Float[Array, "T batch n"]) -> Float[Array, "T
     return network(inputs.reshape(-1, inputs.shape[-1]))[:, 0].reshape(inputs.shape[:2])
 
 
-def inputs(config: TD3Config, features: Float[Array, "T batch n"]) -> Float[Array, "T batch m"]:
+def inputs(config: AgentConfig, features: Float[Array, "T batch n"]) -> Float[Array, "T batch m"]:
     """What the networks see: the features of each pair and, if conditioned on it, those of the start.
 
     >>> inputs(TD3Config(), jnp.ones((5, 2, 3))).shape
@@ -71,7 +71,7 @@ def inputs(config: TD3Config, features: Float[Array, "T batch n"]) -> Float[Arra
     return jnp.concatenate([features, jnp.broadcast_to(features[0], features.shape)], -1)
 
 
-def predict(config: TD3Config, network: MLP, pairs: Float[Array, "T batch m"]) -> Float[Array, "T batch"]:
+def predict(config: AgentConfig, network: MLP, pairs: Float[Array, "T batch m"]) -> Float[Array, "T batch"]:
     """The weights of a batch of sequences: 1 at the start itself if `exact_first_weight`, and never negative.
 
     >>> predict(TD3Config(), MLP(6, 1, (8,), key=jax.random.key(0)), jnp.ones((3, 1, 6)))[0]
@@ -80,7 +80,7 @@ def predict(config: TD3Config, network: MLP, pairs: Float[Array, "T batch m"]) -
     return jnp.maximum(_outputs(config, network, pairs), 0)
 
 
-def _outputs(config: TD3Config, network: MLP, pairs: Float[Array, "T batch m"]) -> Float[Array, "T batch"]:
+def _outputs(config: AgentConfig, network: MLP, pairs: Float[Array, "T batch m"]) -> Float[Array, "T batch"]:
     """The weights as the losses take them: those of `fenchel` are a network's plain output."""
     known = config.start_conditioned and config.exact_first_weight
     raw = evaluate(network, pairs[1:] if known else pairs)
@@ -89,7 +89,7 @@ def _outputs(config: TD3Config, network: MLP, pairs: Float[Array, "T batch m"]) 
 
 
 def loss(
-    config: TD3Config,
+    config: AgentConfig,
     networks: tuple[MLP, MLP | None],
     pairs: Float[Array, "T batch m"],
     traces: Float[Array, "T batch"],
@@ -118,7 +118,7 @@ def loss(
 
 
 def update(
-    config: TD3Config,
+    config: AgentConfig,
     estimator: Estimator,
     pairs: Float[Array, "T batch m"],
     traces: Float[Array, "T batch"],
@@ -157,7 +157,7 @@ def update(
 
 
 def fit(
-    config: TD3Config,
+    config: AgentConfig,
     draw: Callable[[Array], tuple[Array, Array, Array, Array]],
     features: int,
     *,

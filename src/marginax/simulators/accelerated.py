@@ -136,6 +136,7 @@ class HostSimulator:
             int(np.prod(functions.observation_shape)),
             functions.time_limit,
         )
+        self.observation_shape = functions.observation_shape
         self.num_actions, self.action_size = functions.num_actions, len(functions.action_low)
         self.action_low, self.action_high = functions.action_low, functions.action_high
         self._observation = np.zeros(functions.observation_shape, np.float32)

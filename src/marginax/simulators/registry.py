@@ -25,6 +25,7 @@ def make(name: str, seed: int, *, allow_import: bool = False, render: bool = Fal
     | `mujoco/cheetah-run`, `mujoco/walker-run`, … | some of these tasks on MuJoCo alone, equal and faster |
     | `pybullet/HalfCheetah`, `pybullet/Ant`, … | PyBullet's locomotion tasks |
     | `gymnax/CartPole-v1`, `gymnax/Breakout-MinAtar`, … | gymnax, one step at a time; see [`make_accelerated`][marginax.simulators.make_accelerated] |
+    | `grid/catch`, `grid/four-rooms` | small games of our own, likewise |
     | `module:Id` | an environment of your own: `module` is imported, and registers `Id` with Gymnasium |
     | any other name | a Gymnasium id with one-dimensional box observations, and box or discrete actions |
 
@@ -66,7 +67,7 @@ def make(name: str, seed: int, *, allow_import: bool = False, render: bool = Fal
         return SuiteSimulator(task, seed, render=render)
     if family == "mujoco" and task:
         return mujoco_task(task, seed, render=render)
-    if family == "gymnax" and task:
+    if family in ("gymnax", "grid") and task:
         return HostSimulator(name, seed)
     return GymnasiumSimulator(
         pybullet_id(task) if family == "pybullet" and task else name, seed, render=render
@@ -87,6 +88,15 @@ def check_actions(name: str, simulator: Simulator, *, discrete: bool, command: s
     has, needs = (kinds[0], "discrete actions") if discrete else (kinds[1], kinds[0])
     hint = f": use {command}" if command else ""
     raise ValueError(f"{name!r} has {has}, but this agent needs {needs}{hint}")
+
+
+def observation_shape(simulator: Simulator) -> tuple[int, ...]:
+    """The shape of an observation before it was made flat.
+
+    >>> observation_shape(make("grid/catch", seed=0))
+    (10, 5, 2)
+    """
+    return getattr(simulator, "observation_shape", (simulator.observation_size,))
 
 
 @lru_cache(maxsize=64)

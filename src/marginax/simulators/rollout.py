@@ -7,7 +7,7 @@ does not depend on which process plays it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,9 @@ class AgentSpec:
         seed: Seed of the simulator and of the exploration noise.
         noise: Standard deviation of the exploration noise, for actions scaled to [-1, 1].
         random_steps: First steps, drawn uniformly from the action box or the discrete actions.
-        epsilon: For discrete actions: probability with which exploration draws an action uniformly.
-        epsilon_steps: For discrete actions: steps over which that probability falls from 1 to `epsilon`.
+        epsilons: For discrete actions: probability with which exploration draws an action uniformly, in each of the
+            simulators that are played in turn.
+        epsilon_steps: For discrete actions: steps over which that probability falls from 1.
         allow_import: Accept a simulator `module:Id`, as [`make`][marginax.simulators.make] does.
 
     >>> AgentSpec("Pendulum-v1", seed=0).noise
@@ -42,7 +43,7 @@ class AgentSpec:
     seed: int
     noise: float = 0.1
     random_steps: int = 10_000
-    epsilon: float = 0.05
+    epsilons: Sequence[float] = (0.05,)
     epsilon_steps: int = 0
     allow_import: bool = False
 
@@ -100,25 +101,32 @@ class Actor:
 
     def __init__(self, spec: AgentSpec) -> None:
         self.spec = spec
-        seed = np.random.SeedSequence((spec.seed, _TRAINING)).generate_state(1)[0]
-        self.simulator = spec.make(int(seed))
-        self._observation: np.ndarray | None = None
+        seeds = np.random.SeedSequence((spec.seed, _TRAINING)).generate_state(len(spec.epsilons))
+        self.simulators = [spec.make(int(seed)) for seed in seeds]
+        self.simulator = self.simulators[0]
+        self._observations: list[np.ndarray] = []
 
     def play(self, index: int, layers: Layers, out: Transitions) -> None:
-        """Play block number `index` with the given policy and write it to `out` (rows `[steps, width]`)."""
-        steps, simulator = len(out.rows), self.simulator
-        explore = self._gaussian if simulator.num_actions is None else self._epsilon_greedy
+        """Play block number `index` with the given policy and write it to `out` (rows `[steps, width]`).
+
+        Several simulators take steps in turn: row t belongs to simulator t modulo their number.
+        """
+        steps, count = len(out.rows), len(self.simulators)
+        if steps % count:
+            raise ValueError(f"a block's {steps} steps must be a multiple of the {count} simulators")
+        explore = self._gaussian if self.simulator.num_actions is None else self._epsilon_greedy
         choose = explore(index, steps, layers, out)
-        observation = simulator.reset() if self._observation is None else self._observation
+        observations = self._observations or [simulator.reset() for simulator in self.simulators]
         for t in range(steps):
+            i = t % count
+            simulator, observation = self.simulators[i], observations[i]
             out.observations[t] = observation
             observation, out.rewards[t], terminated, truncated = simulator.step(choose(t, observation))
             out.next_observations[t] = observation
             out.terminated[t] = terminated
             out.truncated[t] = truncated and not terminated
-            if terminated or truncated:
-                observation = simulator.reset()
-        self._observation = observation
+            observations[i] = simulator.reset() if terminated or truncated else observation
+        self._observations = observations
 
     def _gaussian(self, index: int, steps: int, layers: Layers, out: Transitions) -> _Choose:
         """The policy with Gaussian noise, uniform at first; actions in the simulator's bounds."""
@@ -152,8 +160,9 @@ class Actor:
         generator = np.random.default_rng((spec.seed, _NOISE, index))
         uniform, drawn = generator.random(steps), generator.integers(count, size=steps)
         number = index * steps + np.arange(steps)
-        falling = 1 - (1 - spec.epsilon) * number / max(spec.epsilon_steps, 1)
-        epsilon = np.where(number < spec.epsilon_steps, falling, spec.epsilon)
+        last = np.resize(spec.epsilons, steps)
+        falling = 1 - (1 - last) * number / max(spec.epsilon_steps, 1)
+        epsilon = np.where(number < spec.epsilon_steps, falling, last)
         epsilon[number < spec.random_steps] = 1.0
 
         def choose(t: int, observation: np.ndarray) -> np.integer:
@@ -166,17 +175,29 @@ class Actor:
         return choose
 
     def get_state(self) -> dict[str, Any]:
-        """The simulator's state and the observation the next action answers to."""
-        if self._observation is None:
-            return {}
-        return {**self.simulator.get_state(), "observation": self._observation}
+        """The simulators' states and the observations that the next actions answer to."""
+        out: dict[str, Any] = {}
+        for i, observation in enumerate(self._observations):
+            state = {**self.simulators[i].get_state(), "observation": observation}
+            out |= {f"{_lead(i)}{name}": value for name, value in state.items()}
+        return out
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from what `get_state` returned (an empty state: from the very beginning)."""
         if not state:
             raise ValueError("state must not be empty: make a new Actor instead")
-        self._observation = np.asarray(state["observation"], np.float32)
-        self.simulator.set_state({k: v for k, v in state.items() if k != "observation"})
+        parts: list[dict[str, Any]] = [{} for _ in self.simulators]
+        for name, value in state.items():
+            number, mark, rest = name.rpartition("@")
+            parts[int(number) if mark else 0][rest] = value
+        self._observations = [np.asarray(part.pop("observation"), np.float32) for part in parts]
+        for simulator, part in zip(self.simulators, parts, strict=True):
+            simulator.set_state(part)
+
+
+def _lead(i: int) -> str:
+    """What names in the state of simulator i begin with: nothing for the first."""
+    return f"{i}@" if i else ""
 
 
 def evaluate(
