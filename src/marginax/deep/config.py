@@ -417,6 +417,11 @@ class PopulationConfig:
         """Label and seed of every agent, group by group."""
         return [(label, seed) for label in self.groups for seed in self.seeds]
 
+    @property
+    def on_device(self) -> bool:
+        """Whether simulation and learning are one program: see `marginax.deep.accelerated`."""
+        return self.first.discrete and self.simulator.startswith(("gymnax/", "grid/"))
+
     def part(self, label: str, seed: int) -> "PopulationConfig":
         """The population of one agent alone."""
         return dataclasses.replace(self, groups={label: self.groups[label]}, seeds=(seed,))

@@ -149,7 +149,7 @@ class Plan:
 
     def insert(self, state: LearnerState, rows: Array) -> tuple[LearnerState, Array, Array]:
         """Add a block `[agents, block, width]` without learning from it; metrics are NaN."""
-        state = self._with_rows(state, rows)
+        state = self.with_rows(state, rows)
         metrics = jnp.full((self.agents, len(self.agent.METRICS)), jnp.nan)
         return state, jax.vmap(self.agent.policy)(state.agents), metrics
 
@@ -157,7 +157,7 @@ class Plan:
         self, state: LearnerState, keys: Array, rows: Array, index: Array
     ) -> tuple[LearnerState, Array, Array]:
         """Add a block and run its updates; also the policies and the metrics after them."""
-        state, last = self.update(self._with_rows(state, rows), keys, index)
+        state, last = self.update(self.with_rows(state, rows), keys, index)
         every = max(1, self.agent.MEASURE_EVERY // self.block)
         if every == 1:
             metrics = self.measure(state, last)
@@ -168,11 +168,7 @@ class Plan:
 
     def update(self, state: LearnerState, keys: Array, index: Array) -> tuple[LearnerState, Any]:
         """Run the updates of a block; also the last batch of each group."""
-        block_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
-        material = tuple(
-            each(partial(self._material, config, state.added), self.seeds, 1)(buffer, block_keys)
-            for config, buffer in zip(self.configs, state.rows, strict=True)
-        )
+        material = self.material(state, keys, index)
         done = (index - self.first_block) * self.updates
         delayed = self.agent.delayed_rounds(self.configs[0], self.updates, done)
         (agents, own), _ = jax.lax.scan(
@@ -180,6 +176,14 @@ class Plan:
         )
         last = jax.tree.map(lambda x: x[-1, :, -1], material)
         return LearnerState(agents, own, state.rows, state.added), last
+
+    def material(self, state: LearnerState, keys: Array, index: Array) -> tuple[Any, ...]:
+        """Batches and noise keys of a block's updates, for each group."""
+        block_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
+        return tuple(
+            each(partial(self._material, config, state.added), self.seeds, 1)(buffer, block_keys)
+            for config, buffer in zip(self.configs, state.rows, strict=True)
+        )
 
     def measure(self, state: LearnerState, last: Any) -> Array:
         """Metrics `[agents, metrics]` on a batch of each group."""
@@ -189,7 +193,8 @@ class Plan:
         ]
         return jnp.concatenate(table)
 
-    def _with_rows(self, state: LearnerState, rows: Array) -> LearnerState:
+    def with_rows(self, state: LearnerState, rows: Array) -> LearnerState:
+        """Add a block `[agents, block, width]`."""
         # The block divides the capacity, so a block never wraps around: one slice is written in place.
         written = tuple(
             jax.lax.dynamic_update_slice(buffer, part, (0, state.added % capacity, 0))

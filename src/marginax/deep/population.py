@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from marginax.deep import checkpoint
+from marginax.deep.accelerated import DeviceLearner, DevicePool
 from marginax.deep.config import AgentConfig, PopulationConfig, QConfig, TD3Config
 from marginax.deep.learner import AGENTS, Learner, LearnerState, Plan
 from marginax.deep.metrics import MetricsLog
@@ -83,12 +84,16 @@ class Population:
             sizes |= {"num_actions": probe.num_actions, "observation_shape": observation_shape(probe)}
         self._bounds = (probe.action_low, probe.action_high)
         probe.close()
-        self.learners = list(_learners(config, sizes))
+        self.learners: list[Any] = list(_learners(config, sizes))
         specs = [
             _spec(config.simulator, group, seed) for group in config.groups.values() for seed in config.seeds
         ]
         self._layers: list[int] = self.learners[0].plan.layers
-        self.pool = Pool(specs, sizes=self._layers, steps=config.block, workers=workers)
+        self.pool: Any = (
+            DevicePool(self.learners)
+            if config.on_device
+            else Pool(specs, sizes=self._layers, steps=config.block, workers=workers)
+        )
         count = len(specs)
         policies = [jax.vmap(x.plan.agent.policy)(x.state.agents) for x in self.learners]
         self._newest = np.concatenate([np.asarray(x) for x in policies])
@@ -145,9 +150,23 @@ class Population:
             return
         begun = time.perf_counter()
         with ThreadPoolExecutor(max(1, len(self.learners))) as threads:
-            list(threads.map(Learner.compile, self.learners))
+            list(threads.map(lambda learner: learner.compile(), self.learners))
         self.timing.compiling += time.perf_counter() - begun
         begun, before, saved = time.perf_counter(), self.seconds, time.monotonic()
+        if self.config.on_device:
+            ahead = 1
+            while not self.finished:
+                ahead = self._play_on_device(ahead)
+                self.seconds = before + time.perf_counter() - begun
+                stopping = stop()
+                if stopping or self.finished or time.monotonic() - saved >= 60 * checkpoint_minutes:
+                    self.save(replay=keep_replay or not self.finished)
+                    saved = time.monotonic()
+                report(self, self._collect())
+                if stopping:
+                    break
+            self.timing.wall += time.perf_counter() - begun
+            return
         previous: tuple[Transitions, Future] | None = None
         with ThreadPoolExecutor(1) as fetcher:
             self.pool.start(self.step // self.config.block, self._acting)
@@ -184,6 +203,26 @@ class Population:
                     self.pool.start(self.step // self.config.block, self._acting)
                     report(self, self._collect())
         self.timing.wall += time.perf_counter() - begun
+
+    def _play_on_device(self, ahead: int) -> int:
+        """Some blocks, at most to the next evaluation; returns how many the next call should play, for about a second."""
+        begun, block, every = time.perf_counter(), self.config.block, self.config.evaluate_every or 1
+        first = self.step // block
+        until = min(self.config.steps, (self.step // every + 1) * every) // block
+        last = min(until, first + ahead)
+        for learner in self.learners:
+            learner.play(first, last)
+        self.step = last * block
+        spent = time.perf_counter() - begun
+        self.timing.learning += spent
+        if last == until:
+            parts = zip(*(learner.take_earned() for learner in self.learners), strict=True)
+            earned, self._largest_reward = (np.concatenate(part) for part in parts)
+            self._finished_returns = [[] if np.isnan(x) else [float(x)] for x in earned]
+            found = zip(*(learner.inspect(last - 1) for learner in self.learners), strict=True)
+            now = time.perf_counter()
+            self._receive((*(np.concatenate(x) for x in found), now, now), self.step)
+        return max(1, int(ahead * min(4.0, 1.0 / max(spent, 1e-3))))
 
     def _dispatch(self, rows: np.ndarray) -> list[tuple[jax.Array, jax.Array]]:
         handles, start = [], 0
@@ -391,7 +430,10 @@ def _learners(config: PopulationConfig, sizes: dict[str, Any]) -> Iterator[Learn
             min(group.replay_size, config.steps) // config.block * config.block for group in groups
         )
         plan = Plan(groups, len(config.seeds), capacities=capacities, **sizes)
-        yield Learner(plan, config.seeds)
+        if config.on_device:
+            yield DeviceLearner(plan, config.seeds, config.simulator)
+        else:
+            yield Learner(plan, config.seeds)
 
 
 def _segment(name: str, start: str) -> tuple[int, int]:

@@ -79,7 +79,10 @@ def _open_run(folder: Path, config: PopulationConfig, together: bool | None) -> 
             config.require_same({**earlier.config.to_json(), "seeds": list(config.seeds)}, folder)
         run, seeds = Run(config, earlier.together), {*earlier.config.seeds, *config.seeds}
     else:
-        run, seeds = Run(config, on_accelerator() if together is None else together), {*config.seeds}
+        run, seeds = (
+            Run(config, (config.on_device or on_accelerator()) if together is None else together),
+            {*config.seeds},
+        )
     stored = dataclasses.replace(config, seeds=tuple(sorted(seeds)))
     _remove_temporary(folder)
     save_json(folder / SETTINGS, {"config": stored.to_json(), "together": run.together})
