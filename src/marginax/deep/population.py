@@ -158,11 +158,11 @@ class Population:
             while not self.finished:
                 ahead = self._play_on_device(ahead)
                 self.seconds = before + time.perf_counter() - begun
+                report(self, self._collect())
                 stopping = stop()
                 if stopping or self.finished or time.monotonic() - saved >= 60 * checkpoint_minutes:
                     self.save(replay=keep_replay or not self.finished)
                     saved = time.monotonic()
-                report(self, self._collect())
                 if stopping:
                     break
             self.timing.wall += time.perf_counter() - begun

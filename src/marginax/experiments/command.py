@@ -26,6 +26,7 @@ EXPERIMENTS = {
     "variance": ("variance:Variance", "Figure 4: variances of four estimates"),
     "theory": ("theory:Theory", "Sections 2 and 3: contraction rates"),
     "control": ("control:Control", "Figure 3: deep reinforcement learning on control tasks"),
+    "discrete": ("discrete:Discrete", "beyond the paper: Q-learning with discrete actions"),
     "prediction": ("prediction:Prediction", "beyond the paper: policy evaluation with networks"),
 }
 """Every experiment: a class in this room (loaded when chosen) and what it is. It runs with `all` if it is in TABULAR."""

@@ -1,6 +1,7 @@
 """Two small games on grids as pure JAX functions: bsuite's Catch, and Four Rooms with slips and noisy rewards."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,8 +35,10 @@ def _simulator(
     return AcceleratedSimulator(name, shape, actions, low, high, limit, reset, step)
 
 
-def catch(rows: int = 10, columns: int = 5) -> AcceleratedSimulator:
+def catch(rows: int = 10, columns: int = 5, slip: float = 0.0, noise: float = 0.0) -> AcceleratedSimulator:
     """bsuite's Catch: a ball falls, a paddle moves below it; at the bottom the reward is 1 if caught, -1 if not.
+
+    With probability `slip` a move of the paddle is a random one, and with `noise` every reward carries Gaussian noise.
 
     The state is (row of the ball, its column, column of the paddle). The observation has a plane for each of the two.
 
@@ -59,13 +62,20 @@ def catch(rows: int = 10, columns: int = 5) -> AcceleratedSimulator:
         return state, observe(state)
 
     def step(key: "Array", state: "Array", action: "Array") -> tuple["Array", ...]:
+        if slip or noise:
+            slips, direction, luck = jax.random.split(key, 3)
+            random = jax.random.randint(direction, (), 0, 3)
+            action = jnp.where(jax.random.uniform(slips) < slip, random, action)
         paddle = jnp.clip(state[2] + action - 1, 0, columns - 1)
         following = jnp.stack([state[0] + 1, state[1], paddle])
         ended = following[0] == rows - 1
         reward = jnp.where(ended, jnp.where(paddle == state[1], 1.0, -1.0), 0.0)
+        if slip or noise:
+            reward = reward + noise * jax.random.normal(luck)
         return following, observe(following), reward, ended, jnp.zeros((), bool)
 
-    return _simulator("grid/catch", (rows, columns, 2), 3, rows, reset, step)
+    name = "grid/noisy-catch" if slip or noise else "grid/catch"
+    return _simulator(name, (rows, columns, 2), 3, rows, reset, step)
 
 
 def four_rooms(slip: float = 0.25, noise: float = 0.1, limit: int = 500) -> AcceleratedSimulator:
@@ -107,4 +117,8 @@ def four_rooms(slip: float = 0.25, noise: float = 0.1, limit: int = 500) -> Acce
     return _simulator("grid/four-rooms", (13, 13, 1), 4, limit, reset, step)
 
 
-GRIDS: dict[str, Callable[[], AcceleratedSimulator]] = {"catch": catch, "four-rooms": four_rooms}
+GRIDS: dict[str, Callable[[], AcceleratedSimulator]] = {
+    "catch": catch,
+    "noisy-catch": partial(catch, slip=0.25, noise=0.5),
+    "four-rooms": four_rooms,
+}

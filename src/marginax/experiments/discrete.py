@@ -1,0 +1,292 @@
+"""Q-learning with every operator on MinAtar and two noisy grids with sparse rewards, played inside the program that learns."""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import numpy as np
+import tyro
+
+from marginax import report
+from marginax._files import write_csv
+from marginax.experiments.control_report import gain
+from marginax.experiments.runner import Arrays, Experiment, Part
+from marginax.statistics import bootstrap, interquartile_mean
+
+if TYPE_CHECKING:
+    from marginax.deep.config import PopulationConfig
+
+MINATAR = tuple(f"gymnax/{name}-MinAtar" for name in ("Breakout", "SpaceInvaders", "Asterix", "Freeway"))
+GRIDS = ("grid/four-rooms", "grid/noisy-catch")
+OPERATORS = ("one-step", "n-step", "peng", "tree-backup", "retrace", "marginalized")
+KEPT = ("error_variance", "error_variance_retrace", "weight_mean", "effective_length", "train_return")
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrete(Experiment):
+    """Beyond the paper: Q-learning with the target of each operator, on games with discrete actions."""
+
+    name: ClassVar[str] = "discrete"
+
+    seeds: Annotated[int, tyro.conf.Suppress] = 10
+    games: tuple[str, ...] = (*MINATAR, *GRIDS)
+    """Simulators on the accelerator; MinAtar needs gymnax."""
+    operators: tuple[str, ...] = OPERATORS
+    """Operators that are compared."""
+    frames: int = 1_024_000
+    """Environment steps of each agent."""
+    evaluations: int = 10
+    """Evaluations of the greedy policy on the way."""
+    episodes: int = 10
+    """Episodes of an evaluation."""
+    environments: int = 64
+    """Copies of the game that an agent plays."""
+    updates: int = 4
+    """Updates after one step of all copies."""
+    batch_size: int = 128
+    """Sequences of an update."""
+    length: int = 8
+    """Steps of a sequence."""
+    decay: float = 0.9
+    """λ."""
+    clip: float = 2.0
+    """c̄ of Retrace and the marginalized operator."""
+    target_epsilon: float = 0.05
+    """Share of uniform actions of the target policy."""
+    epsilon: float = 0.2
+    """The same of the behaviour policy."""
+    hidden: int = 128
+    """Units of the layer after the convolution."""
+    replay_size: int = 102_400
+    """Transitions of a replay buffer."""
+    ablation: str = "grid/four-rooms"
+    """The game on which c̄, λ and the length are varied; empty: none."""
+
+    def __post_init__(self) -> None:
+        if not self.games or not self.operators:
+            raise ValueError("games and operators must not be empty")
+        block = self.environments * self.evaluations
+        if self.frames % block:
+            raise ValueError(
+                f"frames must be a multiple of environments times evaluations, {block}, got {self.frames}"
+            )
+
+    def quick(self) -> "Discrete":
+        """Noisy Catch with small networks, on two cores."""
+        small: dict[str, Any] = {
+            "seeds": min(self.seeds, 3),
+            "frames": 40_960,
+            "environments": 16,
+            "hidden": 32,
+        }
+        small |= {
+            "batch_size": 32,
+            "updates": 1,
+            "replay_size": 8_192,
+            "operators": ("one-step", "retrace", "marginalized"),
+        }
+        return dataclasses.replace(self, games=("grid/noisy-catch",), ablation="", evaluations=8, **small)
+
+    def population(self, game: str, variants: Mapping[str, Mapping[str, Any]]) -> "PopulationConfig":
+        """What is trained on a game: each variant of the settings with every seed, in one program."""
+        from marginax.deep.config import PopulationConfig, QConfig
+
+        common = QConfig(
+            weights="paths",
+            path_power=2.0,
+            weight_learning_rate=3e-4,
+            sequence_length=self.length,
+            decay=self.decay,
+            clip=self.clip,
+            discount=self.discount,
+            hidden=(self.hidden,),
+            batch_size=self.batch_size,
+            learning_rate=3e-4,
+            environments=self.environments,
+            update_every=self.environments,
+            block_updates=self.updates,
+            update_after=self.frames // 100,
+            replay_size=self.replay_size,
+            target_every=200,
+            target_policy="epsilon-greedy",
+            target_epsilon=self.target_epsilon,
+            epsilon=self.epsilon,
+            epsilon_steps=self.frames // 10,
+        )
+        return PopulationConfig(
+            simulator=game,
+            groups={name: dataclasses.replace(common, **changes) for name, changes in variants.items()},
+            seeds=tuple(range(self.seed, self.seed + self.seeds)),
+            steps=self.frames,
+            evaluate_every=self.frames // self.evaluations,
+            episodes=self.episodes,
+        )
+
+    def variants(self) -> dict[str, dict[str, Any]]:
+        """Settings of the ablation, by name."""
+        both = ("retrace", "marginalized")
+        out: dict[str, dict[str, Any]] = {}
+        for operator in both:
+            out |= {f"{operator}, c̄ = {c:g}": {"operator": operator, "clip": c} for c in (1.0, 2.0, 4.0)}
+            out |= {f"{operator}, λ = {d:g}": {"operator": operator, "decay": d} for d in (0.7, 1.0)}
+            out |= {f"{operator}, T = {n}": {"operator": operator, "sequence_length": n} for n in (4, 16)}
+        return out
+
+    def parts(self) -> list[Part]:
+        work = [
+            (game, "operators", {name: {"operator": name} for name in self.operators}) for game in self.games
+        ]
+        if self.ablation:
+            work.append((self.ablation, "ablation", self.variants()))
+        return [
+            Part(
+                f"{game.replace('/', '-')}-{what}",
+                self.population(game, variants).to_json(),
+                partial(train, self.population(game, variants)),
+                cost=self.frames * self.seeds * len(variants) / 2e4,
+                program=f"{game} {what}",
+                title=f"{game}, {len(variants)} {what}",
+                setup=60.0,
+            )
+            for game, what, variants in work
+        ]
+
+    def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
+        found = {game: data[f"{game.replace('/', '-')}-operators"] for game in self.games}
+        self._draw(folder, found)
+        tables = [self._table("Returns", game, arrays, self.operators) for game, arrays in found.items()]
+        if self.ablation:
+            arrays = data[f"{self.ablation.replace('/', '-')}-ablation"]
+            tables.append(self._table("Ablation", self.ablation, arrays, tuple(self.variants())))
+        rows = [
+            (game, operator, int(step), *map(float, (points.mean(), points.std(ddof=1))))
+            for game, arrays in found.items()
+            for operator, each in zip(self.operators, arrays["return"], strict=True)
+            for step, points in zip(arrays["steps"], each.T, strict=True)
+        ]
+        write_csv(folder / "returns.csv", ("game", "operator", "step", "mean", "standard deviation"), rows)
+        return report.Section(
+            self.name,
+            "Discrete actions (beyond the paper)",
+            text=(
+                "Double Q-learning with the target of each operator: networks, data and seeds are alike, and only the "
+                f"target differs. π is ε-greedy with {self.target_epsilon:g}, the behaviour policy with {self.epsilon:g}; "
+                f"λ = {self.decay:g}, c̄ = {self.clip:g}, sequences of {self.length} steps, weights of paths.",
+            ),
+            figures=(
+                report.Figure(
+                    self.name,
+                    "Return of the greedy policy: means and 95% intervals over seeds.",
+                    "Learning curves",
+                ),
+            ),
+            tables=tuple(tables),
+            claims=tuple(self._claims(found)),
+            data=("returns.csv",),
+        )
+
+    def _draw(self, folder: Path, found: Mapping[str, Arrays]) -> None:
+        columns = min(3, len(found))
+        rows = -(-len(found) // columns)
+        with report.panels(
+            folder, self.name, (3.2 * columns, 2.7 * rows + 0.6), rows=rows, columns=columns
+        ) as (figure, axes):
+            for axis, (game, arrays) in zip(axes.ravel(), found.items(), strict=False):
+                for operator, returns in zip(self.operators, arrays["return"], strict=True):
+                    report.draw_curves(axis, arrays["steps"] / 1000, returns, operator)
+                axis.set(title=game.partition("/")[2], xlabel="thousand steps")
+            for axis in axes.ravel()[len(found) :]:
+                axis.set_visible(False)
+            for axis in axes[:, 0]:
+                axis.set_ylabel("return")
+            report.legend_below(figure, axes, columns=3)
+
+    def _table(self, title: str, game: str, arrays: Arrays, names: tuple[str, ...]) -> report.Table:
+        columns = (
+            "operator",
+            "final return",
+            "area under the curve",
+            "variance of target - Q",
+            "sum of credits",
+        )
+        rows = []
+        for name, returns, spread, credit in zip(
+            names, arrays["return"], arrays["error_variance"], arrays["effective_length"], strict=True
+        ):
+            cells = []
+            for values in (returns[:, -1], returns.mean(1)):
+                band = bootstrap(values, interquartile_mean)
+                cells.append(f"{float(interquartile_mean(values)):.2f} [{band.low:.2f}, {band.high:.2f}]")
+            rows.append((name, *cells, *(f"{float(np.nanmean(x)):.3g}" for x in (spread, credit))))
+        note = f"{arrays['return'].shape[1]} seeds, {int(arrays['steps'][-1]):,} steps; interquartile means with 95% intervals."
+        return report.Table(f"{title}: {game}", columns, tuple(rows), note)
+
+    def _claims(self, found: Mapping[str, Arrays]) -> list[report.Claim]:
+        claims = []
+        for game, arrays in found.items():
+            of = dict(zip(self.operators, arrays["return"], strict=True))
+            for other in (name for name in of if name != "marginalized" and "marginalized" in of):
+                for what, values in (("final return", of_last), ("area under the curve", of_all)):
+                    claims.append(
+                        report.claim(
+                            f"marginalized is above {report.operator_style(other).label}",
+                            game,
+                            f"{what}: (marginalized - {other}) / {other}",
+                            gain,
+                            values(of["marginalized"]),
+                            values(of[other]),
+                            low=0.0,
+                            main=other in ("one-step", "retrace") and what != "final return",
+                        )
+                    )
+            if "marginalized" in of:
+                i = self.operators.index("marginalized")
+                ratio = np.log(arrays["error_variance"][i] / arrays["error_variance_retrace"][i])
+                claims.append(
+                    report.claim(
+                        "marginalized targets vary less than Retrace's on the same batches",
+                        game,
+                        "log of the ratio of variances of target minus Q",
+                        np.mean,
+                        np.nanmean(ratio, axis=1),
+                        high=0.0,
+                        main=True,
+                    )
+                )
+        return claims
+
+
+def of_last(returns: np.ndarray) -> np.ndarray:
+    """Returns `[seeds]` at the end."""
+    return returns[:, -1]
+
+
+def of_all(returns: np.ndarray) -> np.ndarray:
+    """Mean returns `[seeds]` over the run."""
+    return returns.mean(1)
+
+
+def train(config: "PopulationConfig", report_to: Any = None) -> Arrays:
+    """Train a population in this process: the columns of its metrics as `[groups, seeds, evaluations]`, and the steps.
+
+    A column that has no number, or a seed that diverged before it, is NaN; returns of such a seed stay as they were.
+    """
+    from marginax.deep.population import Population
+
+    with Population(config) as population:
+        population.run(**({} if report_to is None else {"report": report_to}))
+    return as_arrays(config, population.lines)
+
+
+def as_arrays(config: "PopulationConfig", lines: list[dict[str, Any]]) -> Arrays:
+    """Lines of metrics as arrays, at the steps that every agent has reached."""
+    steps = sorted({line["step"] for line in lines})
+    by = {(line["operator"], line["seed"], line["step"]): line for line in lines}
+
+    def column(name: str) -> np.ndarray:
+        values = [[[by[g, s, t][name] for t in steps] for s in config.seeds] for g in config.groups]
+        return np.array(values, np.float64)  # None becomes NaN
+
+    return {"steps": np.array(steps), **{name: column(name) for name in ("return", *KEPT)}}
