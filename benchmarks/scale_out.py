@@ -1,7 +1,7 @@
 """Beyond one machine: what a log and a sweep cost on 1 to 100 nodes, estimated from rates that are measured here.
 
     python benchmarks/scale_out.py                  # measure rates, print the tables
-    python benchmarks/scale_out.py --compare        # also the same log on this machine and through Ray
+    python benchmarks/scale_out.py --compare        # the same log and experiment on this machine and through Ray
 
 The model, for a log of n transitions on m cores:
 
@@ -13,17 +13,24 @@ differences between two sizes, in CPU time, so that neither a busy machine nor w
 """
 
 import argparse
+import contextlib
+import io
 import math
+import os
 import pickle
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+import rich.console
 
 from evaluate import DISCOUNT, NAMES, make
+from marginax.engine import Task
 from marginax.engine import make as make_engine
 from marginax.engine.local import Local
+from marginax.experiments import runner
+from marginax.experiments.chain import Chain
 from marginax.offline import evaluate
 
 START = 20.0  # seconds until the workers of a running cluster have imported JAX
@@ -123,27 +130,52 @@ def table_of_sweeps(rate: float, cores: int, price: float) -> None:
 
 
 def compare(scratch: Path, transitions: int) -> None:
-    """Wall-clock seconds of one log on this machine and through Ray, beyond start-up."""
+    """One log, and one tabular experiment, on this machine and through Ray: seconds of wall clock and of CPU, beyond start-up."""
     folder = parts(scratch / "compared", transitions, files=20)
-    policy, seconds = folder.parent / "pi.npy", {}
-    for name in ("local", "ray"):
-        with make_engine(name, workers=2) as place:
-            for _ in range(2):  # the first warms up
-                begun = time.perf_counter()
-                passes = place if name == "ray" else "local"
-                evaluate(folder, policy, discount=DISCOUNT, estimators=NAMES, engine=_Open(passes))
-                seconds[name] = time.perf_counter() - begun
-    print(f"{transitions:,} transitions: {seconds['local']:.1f} s local, {seconds['ray']:.1f} s through Ray")
+    policy = folder.parent / "pi.npy"
+
+    def log(place) -> None:
+        evaluate(folder, policy, discount=DISCOUNT, estimators=NAMES, engine=place)
+
+    def table(place) -> None:
+        quiet = rich.console.Console(file=io.StringIO())
+        runner.run([Chain()], Path(tempfile.mkdtemp(dir=scratch)), engine=place, console=quiet)
+
+    print("| job | local, s | Ray, s | ratio | local, CPU s | Ray, CPU s | ratio |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for name, job in ((f"log of {transitions:,} transitions", log), ("`reproduce chain`, 100 seeds", table)):
+        taken = []
+        for engine in ("local", "ray"):
+            with make_engine(engine, workers=2) as place:
+                start = [Task(f"{k}", _import) for k in range(4)]
+                list(place.run(start))
+                begun, cpu = time.perf_counter(), family_seconds()
+                job(place)
+                taken.append((time.perf_counter() - begun, family_seconds() - cpu))
+        (wall, cpu), (ray_wall, ray_cpu) = taken
+        print(
+            f"| {name} | {wall:.1f} | {ray_wall:.1f} | {ray_wall / wall:.2f} | {cpu:.1f} | {ray_cpu:.1f} | {ray_cpu / cpu:.2f} |"
+        )
 
 
-class _Open:
-    """An engine that stays open between evaluations."""
+def _import(sender) -> None:
+    """Start-up: what a job imports."""
 
-    def __new__(cls, engine):
-        if isinstance(engine, str):
-            return engine
-        engine.close = lambda interrupted=False: None
-        return engine
+    time.sleep(1.0)  # so that every worker gets one
+
+
+def family_seconds() -> float:
+    """CPU seconds of this process and of all that it has started, such as the processes of Ray."""
+    spent, parents = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            words = path.read_text().rpartition(")")[2].split()
+            spent[int(path.parent.name)] = sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
+            parents[int(path.parent.name)] = int(words[1])
+    family = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(spent[pid] for pid in family)
 
 
 def main() -> None:
@@ -151,16 +183,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--transitions", type=float, default=12e6, help="size of the larger log that is measured"
+        "--transitions", type=float, default=1e7, help="size of the larger log that is measured"
     )
     parser.add_argument(
         "--steps-per-second", type=float, default=60.0, help="of one agent on a core (td3.py)"
     )
     parser.add_argument("--cores", type=int, default=16, help="of a node")
     parser.add_argument("--price", type=float, default=0.8, help="of a node for an hour")
-    parser.add_argument("--compare", action="store_true", help="also run through Ray here")
+    parser.add_argument(
+        "--compare", action="store_true", help="run one log and one experiment here and through Ray"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        if given.compare:
+            compare(Path(folder), int(given.transitions))
+            return
         rates = measure(Path(folder), int(given.transitions))
         print(
             f"{1e6 * rates['seconds']:.2f} CPU seconds per million transitions, {rates['bytes']:.1f} bytes read per "
@@ -170,9 +207,6 @@ def main() -> None:
         table_of_logs(rates, given.cores, given.price)
         print()
         table_of_sweeps(given.steps_per_second, given.cores, given.price)
-        if given.compare:
-            print()
-            compare(Path(folder), int(given.transitions))
 
 
 if __name__ == "__main__":

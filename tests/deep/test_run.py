@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+import types
 from pathlib import Path
 
 import jax
@@ -17,7 +19,7 @@ from tensorboardX.proto.event_pb2 import Event
 from marginax.deep.config import PopulationConfig, TD3Config
 from marginax.deep.metrics import METRICS, read_metrics
 from marginax.deep.population import Population
-from marginax.deep.run import load_run, open_run, run_metrics, status, train
+from marginax.deep.run import load_run, open_run, run_metrics, status, train, train_part
 
 AGENT = TD3Config(
     operator="marginalized",
@@ -138,6 +140,12 @@ def test_two_commands_do_not_share_a_folder(tmp_path):
     run = open_run(tmp_path, CONFIG)
     with Lock(tmp_path), pytest.raises(RuntimeError, match=f"in use by process {os.getpid()}"):
         train(tmp_path, run)
+
+
+def test_a_part_that_waited_until_the_time_limit_does_not_begin(tmp_path):
+    options = {"workers": 0, "checkpoint_minutes": 1.0, "keep_replay": False, "until": time.time()}
+    found = train_part(types.SimpleNamespace(send=print), str(tmp_path), "", CONFIG.to_json(), **options)
+    assert found == {"state": "new", "step": 0, "failures": []} and not list(tmp_path.iterdir())
 
 
 def test_metrics_say_what_the_operator_does(alone):

@@ -72,6 +72,13 @@ def test_unknown_engines_and_useless_addresses_are_refused():
         engine.make("local", workers=0)
 
 
+def test_an_address_without_a_cluster_is_said_at_once():
+    pytest.importorskip("ray")
+    for address in ("127.0.0.1:1", "127.0.0.1"):
+        with pytest.raises(ConnectionError, match=f"there is no Ray cluster at '{address}'"):
+            engine.make("ray", address=address)
+
+
 def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match="the engine 'ray' needs the package ray: "):

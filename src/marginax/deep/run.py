@@ -28,6 +28,7 @@ from marginax.deep.checkpoint import MANIFEST, manifest, tidy
 from marginax.deep.config import PopulationConfig
 from marginax.deep.metrics import agent_name, read_metrics
 from marginax.engine import Engine, Task, processes
+from marginax.engine.interface import Sender
 from marginax.engine.processes import Channel, Child, cores
 
 SETTINGS = "run.json"
@@ -339,7 +340,7 @@ class _Sigterm:
 
 
 def train_part(
-    channel: Channel,
+    channel: Sender,
     address: str,
     below: str,
     config: dict[str, Any],

@@ -11,6 +11,6 @@ them, in the order in which they end:
 Engines know nothing about experiments, agents or logs. `processes` is the one way to start processes here.
 """
 
-from marginax.engine.interface import Crew, Engine, Outcome, Task, make
+from marginax.engine.interface import Crew, Engine, Outcome, Task, make, using
 
-__all__ = ["Crew", "Engine", "Outcome", "Task", "make"]
+__all__ = ["Crew", "Engine", "Outcome", "Task", "make", "using"]

@@ -1,6 +1,7 @@
 """Tasks, what becomes of them, and what an engine is."""
 
 import abc
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -129,7 +130,7 @@ class Engine(abc.ABC):
 
 
 def make(
-    engine: "str | Engine" = "local",
+    engine: str = "local",
     *,
     workers: int = 2,
     address: str | None = None,
@@ -139,7 +140,7 @@ def make(
     """An engine by name: `local`, or `ray` (a running cluster at `address`, or one on this machine).
 
     Args:
-        engine: its name, or an engine, which is returned as it is.
+        engine: its name.
         workers: tasks at a time on this machine; a cluster counts its own cores.
         address: of a Ray cluster, such as `10.0.0.1:6379`.
         cpus: cores for each task on a cluster.
@@ -153,8 +154,6 @@ def make(
     ...     [outcome.value for outcome in place.run([Task("three", lambda sender: 3)])]
     [3]
     """
-    if isinstance(engine, Engine):
-        return engine
     if engine == "local":
         from marginax.engine.local import Local
 
@@ -166,3 +165,13 @@ def make(
 
         return Ray(address, workers=workers, cpus=cpus, gpus=gpus)
     raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")
+
+
+@contextlib.contextmanager
+def using(engine: str | Engine, **options: Any) -> Iterator[Engine]:
+    """An engine for a `with` block: one that is made by name with `make`'s options, or a given one, which stays open."""
+    if isinstance(engine, Engine):
+        yield engine
+        return
+    with make(engine, **options) as place:
+        yield place

@@ -41,6 +41,7 @@ class Ray(Engine):
         gpus: accelerators for each task; fractions share one.
 
     Raises:
+        ConnectionError: there is no cluster at the address.
         ValueError: no node has so many cores and accelerators.
     """
 
@@ -54,11 +55,13 @@ class Ray(Engine):
         self._connected_here = not ray.is_initialized()
         if self._connected_here:
             quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+            if address is not None:
+                _check_address(address)
             try:
                 ray.init(address=address or "auto", **quiet)
             except ConnectionError:
                 if address is not None:
-                    raise ConnectionError(f"there is no Ray cluster at {address!r}") from None
+                    raise
                 ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
         self._pending: dict[Any, int] = {}
         self._actors: list[Any] = []
@@ -94,6 +97,7 @@ class Ray(Engine):
                     yield Outcome(task, value, None, seconds)
                 except Exception as error:
                     yield Outcome(task, None, error)
+        self._dismiss([board])
 
     def crew(self, make: Callable[..., Any], arguments: Sequence[Mapping[str, Any]]) -> "RayCrew":
         """One object for each set of arguments, made and kept on the cluster's nodes in turn."""
@@ -108,9 +112,8 @@ class Ray(Engine):
     def close(self, interrupted: bool = False) -> None:
         for reference in self._pending:
             self._ray.cancel(reference, force=True)
-        for actor in self._actors:
-            self._ray.kill(actor)
-        self._pending, self._actors = {}, []
+        self._pending = {}
+        self._dismiss(list(self._actors))
         if self._connected_here:
             self._ray.shutdown()
 
@@ -118,10 +121,15 @@ class Ray(Engine):
         self._actors.append(self._ray.remote(kind).options(**options).remote(*arguments))
         return self._actors[-1]
 
+    def _dismiss(self, actors: Sequence[Any]) -> None:
+        for actor in actors:
+            self._actors.remove(actor)
+            self._ray.kill(actor)
+
     def _this_node(self) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        return NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=True)
+        return NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
 
     def _get(self, reference: Any, name: str) -> Any:
         """A result, or the exception that the function raised, or `ProcessDied`."""
@@ -158,9 +166,7 @@ class RayCrew(Crew):
         return self._engine._get(references[0], method)
 
     def close(self) -> None:
-        for member in self._members:
-            self._engine._ray.kill(member)
-            self._engine._actors.remove(member)
+        self._engine._dismiss(self._members)
         self._members = []
 
     def share(self, value: Any) -> Callable[[], Any]:
@@ -222,6 +228,15 @@ def _call(code: str, function: Callable[..., Any], arguments: Mapping[str, Any],
     begun = time.perf_counter()
     value = function(sender, **arguments)
     return value, time.perf_counter() - begun
+
+
+def _check_address(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError):
+        raise ConnectionError(f"there is no Ray cluster at {address!r} (HOST:PORT)") from None
 
 
 @functools.cache

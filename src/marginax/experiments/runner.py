@@ -27,7 +27,7 @@ import marginax
 from marginax import report
 from marginax._files import check_writable, load_arrays, save_arrays
 from marginax._folders import Lock, push
-from marginax.engine import Engine, Outcome, Task, make
+from marginax.engine import Engine, Outcome, Task, using
 
 Arrays = dict[str, np.ndarray]
 PRESENTATION = (
@@ -216,7 +216,7 @@ def run(
                 work.finish(console)
         tasks = {(work.experiment.name, part.label): (work, part) for work in works for part in work.todo}
         progress = stack.enter_context(_Progress(list(tasks.values()), workers, console))
-        place = stack.enter_context(make(engine, workers=workers))
+        place = stack.enter_context(using(engine, workers=workers))
         failed = []
         for outcome in place.run([_task(*task) for task in tasks.values()], progress.listen):
             work, part = tasks[outcome.task.arguments["experiment"].name, outcome.task.arguments["label"]]

@@ -16,7 +16,8 @@ import numpy as np
 from marginax import _checks as checks
 
 Batch = dict[str, np.ndarray]
-SUFFIXES = (".parquet", ".pq", ".csv", ".csv.gz", ".npz")
+PARQUET = (".parquet", ".pq")
+SUFFIXES = (*PARQUET, ".csv", ".csv.gz", ".npz")
 _FLAGS = {"true": "1", "false": "0", "": "nan"}
 
 
@@ -28,10 +29,12 @@ class Columns:
         names: of its columns.
         total: number of rows, if known.
         path: of the file, if there is one that is read in batches.
+        system: pyarrow's file system on which it is, if not the machine's own.
     """
 
     total: int | None = None
     path: Path | None = None
+    system: Any = None
 
     def __init__(self, name: str, columns: dict[str, Any]) -> None:
         self.name, self.names = name, list(columns)
@@ -50,8 +53,8 @@ class Columns:
 class ParquetColumns(Columns):
     """A Parquet file."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, path.name
+    def __init__(self, path: Path, system: Any = None) -> None:
+        self.path, self.name, self.system = path, path.name, system
         with self._file() as file:
             self.total, self.names = file.metadata.num_rows, list(file.schema_arrow.names)
 
@@ -61,7 +64,7 @@ class ParquetColumns(Columns):
         except ImportError as error:
             raise checks.missing_package("a Parquet log", "pyarrow", "offline") from error
         with _reading(self.name):
-            return pq.ParquetFile(self.path)
+            return pq.ParquetFile(str(self.path), filesystem=self.system)
 
     def batches(self, columns: list[str], size: int) -> Iterator[Batch]:
         """The columns, in blocks of `size` rows."""

@@ -8,21 +8,21 @@ across are kept together, and a log whose episodes are scattered is sorted by ep
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from marginax.engine import Crew, Engine
 from marginax.offline.certainty_equivalence import Counts
+from marginax.offline.columns import PARQUET
 from marginax.offline.fitted_q import Backup, Fit
 from marginax.offline.results import Influence
 from marginax.offline.sources import Source
-from marginax.offline.tabular_files import TableSource, open_tables
+from marginax.offline.tabular_files import TableSource, open_parquet
 
 Gathered = TypeVar("Gathered", bound=Any)
 Progress = Callable[[str, Iterable[Any]], Iterator[Any]]
@@ -81,7 +81,7 @@ class SpreadPasses(Passes):
             raise ValueError(
                 f"{source.name}: the engine 'ray' evaluates logs in Parquet or CSV files; use the engine 'local' for others"
             )
-        self.scratch: Path | None = None
+        self.scratch: tuple[Any, str] | None = None  # file system and folder of a sorted copy
         self.first: list[int] = []
         if not self._placed(engine, source):
             source = self._sorted(source)
@@ -111,29 +111,41 @@ class SpreadPasses(Passes):
     def _sorted(self, source: TableSource) -> TableSource:
         """The log sorted by episode and step, beside the log itself as long as it is needed."""
         import ray.data
+        from pyarrow.fs import LocalFileSystem
 
-        files = [part.path.resolve() for part in source.parts if part.path is not None]
-        if "step" not in source.columns or any(file.suffix not in (".parquet", ".pq") for file in files):
+        parts = source.share(range(len(source.parts))).parts
+        files = [part.path for part in parts if part.path is not None]
+        if "step" not in source.columns or any(file.suffix not in PARQUET for file in files):
             raise ValueError(
                 f"{source.name}: an episode appears again after other episodes; to be sorted the log must be Parquet, with a step "
                 "column"
             )
-        self.scratch = files[0].parent / ".sorted-by-episode"
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        system, folder = self.scratch = (
+            parts[0].system or LocalFileSystem(),
+            str(files[0].parent / ".sorted-by-episode"),
+        )
+        self._remove_sorted()
         keys = [source.columns["episode"][0], source.columns["step"][0]]
         ray.data.DataContext.get_current().enable_progress_bars = False
-        ray.data.read_parquet([str(file) for file in files]).sort(keys).write_parquet(str(self.scratch))
+        names = [str(file) for file in files]
+        rows = ray.data.read_parquet(names, filesystem=system, override_num_blocks=len(files))
+        rows.sort(keys).write_parquet(folder, filesystem=system)
         self.notes.append(
             "episodes lay in several places of the log: it was sorted by episode and step first"
         )
-        found = open_tables(self.scratch, source.encoding)
-        assert found is not None
+        found = open_parquet(system, folder, source.encoding)
         found.name = source.name
         return found
 
     def __exit__(self, *_: object) -> None:
+        self.crew.close()
         if self.scratch is not None:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            self._remove_sorted()
+
+    def _remove_sorted(self) -> None:
+        assert self.scratch is not None
+        with contextlib.suppress(FileNotFoundError):
+            self.scratch[0].delete_dir(self.scratch[1])
 
     def count(self, counts: Counts) -> Counts:
         for _ in self.progress("counting", [f"{len(self.crew)} shares"]):

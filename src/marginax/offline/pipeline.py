@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from marginax import _checks as checks
-from marginax.engine import Engine, make
+from marginax.engine import Engine, using
 from marginax.offline import fitted_q
 from marginax.offline.behaviour import behaviour_table, calibration
 from marginax.offline.certainty_equivalence import (
@@ -182,7 +182,7 @@ def evaluate(
     several = policy if isinstance(policy, Mapping) else {"policy": policy}
     if not several:
         raise ValueError("policy is an empty mapping: give at least one policy")
-    with make(engine, address=address) as place, passes_over(source, request.progress, place) as passes:
+    with using(engine, address=address) as place, passes_over(source, request.progress, place) as passes:
         source = passes.source  # sorted, if need be
         targets = {name: load_policy(one, source, policy_kind) for name, one in several.items()}
         if source.first().tabular:

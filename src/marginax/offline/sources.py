@@ -95,8 +95,8 @@ def open_data(data: Any, encoding: Mapping[str, list[str]] | None = None) -> Sou
 
     Args:
         data: a `Log`, a `Trajectory`, a pandas or polars frame, a dict of columns; or a string or path: a `.parquet`, `.csv`,
-            `.csv.gz` or `.npz` file with one row per transition, a folder of such files, a Minari folder, or the id of a
-            Minari dataset.
+            `.csv.gz` or `.npz` file with one row per transition, a folder of such files, a Minari folder, the id of a
+            Minari dataset, or an address such as `s3://bucket/folder` of Parquet files.
         encoding: the labels of `state` and `action` in the order of their indices, for tables that hold labels.
 
     Raises:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from marginax.offline.columns import SUFFIXES, Columns, open_columns
+from marginax._folders import elsewhere, filesystem
+from marginax.offline.columns import PARQUET, SUFFIXES, Columns, ParquetColumns, open_columns
 from marginax.offline.log import Log, Place, assemble
 from marginax.offline.sources import CHUNK, Source
 
@@ -67,7 +68,7 @@ class TableSource(Source):
         found = copy.copy(self)
         found.parts = [copy.copy(self.parts[k]) for k in numbers]
         for part in found.parts:
-            part.path = part.path and part.path.resolve()
+            part.path = part.path and (part.path if part.system else part.path.resolve())
         found.first_row = sum(part.total or 0 for part in self.parts[: numbers[0]])
         return found
 
@@ -166,6 +167,8 @@ def open_tables(data: Any, encoding: Mapping[str, list[str]] | None = None) -> T
         return TableSource([Columns("frame", frame)], "frame", encoding=encoding)
     if not isinstance(data, str | Path):
         return None
+    if elsewhere(data):
+        return open_parquet(*filesystem(str(data)), encoding=encoding)
     path = Path(data)
     if path.is_dir() and not _is_minari(path):
         files = sorted(file for file in path.iterdir() if file.name.lower().endswith(SUFFIXES))
@@ -179,6 +182,21 @@ def open_tables(data: Any, encoding: Mapping[str, list[str]] | None = None) -> T
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     return TableSource([open_columns(path)], path.name, encoding=encoding)
+
+
+def open_parquet(system: Any, path: str, encoding: Mapping[str, list[str]] | None = None) -> TableSource:
+    """A source for a Parquet file, or a folder of them, on one of pyarrow's file systems."""
+    from pyarrow.fs import FileSelector
+
+    files = [path]
+    if not path.endswith(PARQUET):
+        found = system.get_file_info(FileSelector(path, allow_not_found=True))
+        files = sorted(info.path for info in found if info.path.endswith(PARQUET))
+    if not files:
+        raise FileNotFoundError(f"the folder {path!r} holds no Parquet file")
+    return TableSource(
+        [ParquetColumns(Path(file), system) for file in files], Path(path).name, encoding=encoding
+    )
 
 
 def _is_minari(folder: Path) -> bool:
