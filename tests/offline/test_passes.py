@@ -36,13 +36,15 @@ def test_any_partition_gives_the_same_answers(log, tmp_path, places):
     same_answers(evaluate(tmp_path / "log", pi, discount=GAMMA, engine=Spread(places)), alone)
 
 
-def test_probabilities_of_rows_follow_their_rows(log, tmp_path):
+def test_probabilities_of_rows_follow_their_rows_on_any_file_system(log, tmp_path):
+    pytest.importorskip("fsspec")
     _, pi, _, rows = log
     write_log(tmp_path / "log", rows, parts=5)
     chosen = pi[rows.states]
     given = {"discount": GAMMA, "policy_kind": "rows", "estimators": ["per-decision-is", "weighted-is"]}
     alone = evaluate(tmp_path / "log", chosen, **given)
-    same_answers(evaluate(tmp_path / "log", chosen, engine=Spread(3), **given), alone)
+    elsewhere = f"dir://log::file://{tmp_path}"
+    same_answers(evaluate(elsewhere, chosen, engine=Spread(3), **given), alone)
 
 
 def test_what_cannot_be_spread_is_refused(log, tmp_path):
