@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 Operator = Literal["one-step", "n-step", "retrace", "retrace-paper", "marginalized"]
 DiscreteOperator = Literal["one-step", "n-step", "peng", "tree-backup", "retrace", "marginalized"]
+ValueOperator = Literal["vtrace", "marginalized"]
 Weights = Literal["saddle-point", "fenchel", "regression", "paths"]
 Normalisation = Literal["none", "mean", "power"]
 TargetSteps = Literal["all", "one"]
@@ -250,6 +251,8 @@ class DiscreteConfig(AgentConfig):
     """Copies of the simulator that an agent plays side by side. A block's steps are shared among them."""
     block_updates: int | None = None
     """Updates of a block; None: a tenth of its steps, at least 1."""
+    epsilon_steps: int | None = 0
+    """Steps over which exploration falls from uniform actions."""
     filters: int | None = None
     """Filters of a 3 × 3 convolution before the hidden layers; None: 16 for observations `[rows, columns, planes]`."""
 
@@ -344,7 +347,82 @@ class QConfig(DiscreteConfig):
         return self if self.epsilon_steps is not None else dataclasses.replace(self, epsilon_steps=most)
 
 
-CONFIGS: dict[str, type[AgentConfig]] = {each.kind: each for each in (TD3Config, QConfig)}
+@dataclass(frozen=True, kw_only=True)
+class ActorCriticConfig(DiscreteConfig):
+    """Settings of the actor-critic with V-trace; wrong ones raise `ValueError` at once.
+
+    >>> ActorCriticConfig(environments=8, update_every=64)
+    Traceback (most recent call last):
+        ...
+    ValueError: update_every must be at least environments times sequence_length, 128, got 64.
+    """
+
+    operator: ValueOperator = "vtrace"
+    """The operator whose sampled estimate is the target of V and of the policy gradient."""
+    weights: Weights = "paths"
+    """`marginalized` learns the mean product of the traces between two states; there is no other estimator here."""
+    sequence_length: int = 16
+    """Steps of a sequence; every one of them is learned from."""
+    decay: float = 1.0
+    """λ of the traces λ min(c̄, π/μ)."""
+    rho_clip: float = 1.0
+    """Largest ratio π/μ in front of an error, V-trace's ρ̄."""
+    replay_share: float = 0.5
+    """Share of a batch's sequences that comes from replay; the others are of the last block."""
+    actor_delay: int = 1
+    """Updates between copies of the network to the one that acts: more are staler actors."""
+    entropy: float = 0.01
+    """Factor of the policy's entropy."""
+    value_factor: float = 0.5
+    """Factor of the squared error of V."""
+    gradient_clip: float = 1.0
+    """Largest norm of a gradient."""
+    learning_rate: float = 1e-3
+    """Adam's step size."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Hidden units of each layer of every network."""
+    environments: int = 8
+    """Copies of the simulator that an agent plays side by side. A block's steps are shared among them."""
+    update_every: int = 128
+    """Steps of a block, all with one policy; then come its updates."""
+    block_updates: int | None = 4
+    """Updates of a block; None: a tenth of its steps, at least 1."""
+    batch_size: int = 16
+    """Sequences in a batch."""
+    replay_size: int = 12_800
+    """Transitions the replay buffer holds, rounded down to whole blocks; the oldest are overwritten first."""
+    random_steps: int | None = 0
+    """First steps, which take uniform random actions."""
+
+    kind: ClassVar[str] = "actor-critic"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("rho_clip", "gradient_clip"):
+            self._require(name, lambda x: 0 < x < math.inf, "be above 0")
+        for name in ("entropy", "value_factor"):
+            self._require(name, lambda x: 0 <= x < math.inf, "be at least 0")
+        self._require("replay_share", lambda x: 0 <= x <= 1, "lie in [0, 1]")
+        self._require("actor_delay", lambda x: x >= 1, "be at least 1")
+        self._require("weights", lambda x: x == "paths", "be 'paths' for this agent")
+        least = self.environments * self.sequence_length
+        if self.update_every < least:
+            raise ValueError(
+                f"update_every must be at least environments times sequence_length, {least}, got {self.update_every}."
+            )
+
+    @property
+    def length(self) -> int:
+        """Steps of a sequence."""
+        return self.sequence_length
+
+    @property
+    def epsilons(self) -> tuple[float, ...]:
+        """The policy explores by itself."""
+        return (0.0,) * self.environments
+
+
+CONFIGS: dict[str, type[AgentConfig]] = {each.kind: each for each in (TD3Config, QConfig, ActorCriticConfig)}
 """The settings of every agent, by its name."""
 
 

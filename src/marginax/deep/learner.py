@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from marginax.deep import q_learning, td3
-from marginax.deep.config import AgentConfig, DiscreteConfig, QConfig, TD3Config
+from marginax.deep import actor_critic, q_learning, td3
+from marginax.deep.config import ActorCriticConfig, AgentConfig, DiscreteConfig, QConfig, TD3Config
 from marginax.deep.networks import layer_sizes
 from marginax.deep.replay import Replay
 from marginax.simulators.rollout import row_width
 
-AGENTS: dict[type, ModuleType] = {TD3Config: td3, QConfig: q_learning}
+AGENTS: dict[type, ModuleType] = {TD3Config: td3, QConfig: q_learning, ActorCriticConfig: actor_critic}
 """The module that learns for each type of settings; `td3` says what it must have."""
 
 

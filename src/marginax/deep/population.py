@@ -24,7 +24,7 @@ import numpy as np
 
 from marginax.deep import checkpoint
 from marginax.deep.accelerated import DeviceLearner, DevicePool
-from marginax.deep.config import AgentConfig, PopulationConfig, QConfig, TD3Config
+from marginax.deep.config import ActorCriticConfig, AgentConfig, DiscreteConfig, PopulationConfig, TD3Config
 from marginax.deep.learner import AGENTS, Learner, LearnerState, Plan
 from marginax.deep.metrics import MetricsLog
 from marginax.deep.policy import Policy, policy_name
@@ -411,8 +411,9 @@ _ARRAYS = ("_acting", "_newest", "_largest_reward", "_returns")
 def _spec(simulator: str, config: AgentConfig, seed: int) -> AgentSpec:
     """How an agent explores."""
     common: dict[str, Any] = {"random_steps": config.random_steps or 0, "allow_import": True}
-    if isinstance(config, QConfig):
-        common |= {"epsilons": config.epsilons, "epsilon_steps": config.epsilon_steps}
+    if isinstance(config, DiscreteConfig):
+        common |= {"epsilons": config.epsilons, "epsilon_steps": config.epsilon_steps or 0}
+        common["softmax"] = isinstance(config, ActorCriticConfig)
     elif isinstance(config, TD3Config):
         common["noise"] = config.act_noise
     return AgentSpec(simulator, seed, **common)

@@ -101,7 +101,15 @@ def add(buffer: Replay, rows: Float[Array | np.ndarray, "n width"]) -> Replay:
     return Replay(buffer.rows.at[where].set(rows), added, buffer.observation_size)
 
 
-def sample(buffer: Replay, key: Array, *, batch: int, length: int, environments: int = 1) -> Sequences:
+def sample(
+    buffer: Replay,
+    key: Array,
+    *,
+    batch: int,
+    length: int,
+    environments: int = 1,
+    newest: int | None = None,
+) -> Sequences:
     """Draw sequences whose starts are uniform over the stored transitions.
 
     Args:
@@ -109,6 +117,7 @@ def sample(buffer: Replay, key: Array, *, batch: int, length: int, environments:
         key: A JAX random key.
         batch: Number of sequences.
         length: Their length T, padding included.
+        newest: Draw from so many starts alone: the last ones that have all their steps stored.
         environments: Simulators whose transitions are stored in turn: a sequence stays in one of them.
 
     Returns:
@@ -120,7 +129,11 @@ def sample(buffer: Replay, key: Array, *, batch: int, length: int, environments:
     """
     capacity = buffer.rows.shape[0]
     size = jnp.minimum(buffer.added, capacity)
-    starts = buffer.added - size + jax.random.randint(key, (batch,), 0, size)
+    first, count = buffer.added - size, size
+    if newest is not None:
+        count = jnp.minimum(newest, size)
+        first = jnp.maximum(buffer.added - environments * (length - 1) - count, first)
+    starts = first + jax.random.randint(key, (batch,), 0, count)
     times = starts + environments * jnp.arange(length)[:, None]
     return unpack(buffer.rows[times % capacity], times < buffer.added, buffer.observation_size)
 

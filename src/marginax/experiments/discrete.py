@@ -107,7 +107,7 @@ class Discrete(Experiment):
             environments=self.environments,
             update_every=self.environments,
             block_updates=self.updates,
-            update_after=self.frames // 100,
+            update_after=self.environments,
             replay_size=self.replay_size,
             target_every=200,
             target_policy="epsilon-greedy",

@@ -33,6 +33,8 @@ class AgentSpec:
         epsilons: For discrete actions: probability with which exploration draws an action uniformly, in each of the
             simulators that are played in turn.
         epsilon_steps: For discrete actions: steps over which that probability falls from 1.
+        softmax: For discrete actions: whether the outputs of the network are the logits of a policy that explores by
+            itself, instead of values whose best is taken.
         allow_import: Accept a simulator `module:Id`, as [`make`][marginax.simulators.make] does.
 
     >>> AgentSpec("Pendulum-v1", seed=0).noise
@@ -45,6 +47,7 @@ class AgentSpec:
     random_steps: int = 10_000
     epsilons: Sequence[float] = (0.05,)
     epsilon_steps: int = 0
+    softmax: bool = False
     allow_import: bool = False
 
     def make(self, seed: int) -> Simulator:
@@ -149,7 +152,7 @@ class Actor:
         return choose
 
     def _epsilon_greedy(self, index: int, steps: int, layers: Layers, out: Transitions) -> _Choose:
-        """The best action by the network's values, or with probability ε any."""
+        """The best action by the network's values (or one drawn from its softmax), or with probability ε any."""
         spec, count = self.spec, self.simulator.num_actions
         assert count is not None
         if len(layers[-1][1]) != count:
@@ -166,10 +169,18 @@ class Actor:
         epsilon[number < spec.random_steps] = 1.0
 
         def choose(t: int, observation: np.ndarray) -> np.integer:
-            greedy = np.argmax(outputs(layers, observation))
-            action = drawn[t] if uniform[t] < epsilon[t] else greedy
+            found = outputs(layers, observation)
+            if spec.softmax:
+                mass = np.exp(found - found.max())
+                pi = mass / mass.sum()
+                within = (uniform[t] - epsilon[t]) / (1 - epsilon[t]) if epsilon[t] < 1 else 0.0
+                chosen = min(int(np.searchsorted(np.cumsum(pi), within, side="right")), count - 1)
+            else:
+                chosen = int(np.argmax(found))
+                pi = np.eye(count)[chosen]
+            action = drawn[t] if uniform[t] < epsilon[t] else chosen
             out.actions[t] = action
-            out.log_behaviour[t] = math.log(epsilon[t] / count + (1 - epsilon[t]) * (action == greedy))
+            out.log_behaviour[t] = math.log(epsilon[t] / count + (1 - epsilon[t]) * pi[action])
             return action
 
         return choose
