@@ -61,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _exit_interrupted()
         _fail("interrupted")
         return INTERRUPTED
+    except BrokenPipeError:  # the reader has seen enough: `marginax reproduce --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, OSError, RuntimeError, ImportError, MemoryError) as error:
         return _fail(str(error) or type(error).__name__)
 
