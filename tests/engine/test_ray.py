@@ -32,7 +32,7 @@ from marginax.offline import evaluate
 from reference.log_files import same_answers, write_log
 from reference.offline_logs import GAMMA, garnet_log
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 pytest.importorskip("ray", reason="Ray is not installed")
 
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
@@ -78,18 +78,13 @@ def complete(cluster):
     assert len(cluster.worker_nodes) >= 2
 
 
-def ray_processes(beginning=""):
-    """Processes of Ray, by number, or those of its workers whose title begins so."""
-    found = {}
+def workers(beginning):
+    """Workers of Ray whose title begins so."""
+    found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            text = path.read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if text.startswith(f"ray::{beginning}") or (
-            not beginning and ("raylet" in text or "gcs_server" in text)
-        ):
-            found[int(path.parent.name)] = text
+        with contextlib.suppress(OSError):
+            if path.read_bytes().startswith(f"ray::{beginning}".encode()):
+                found.append(int(path.parent.name))
     return found
 
 
@@ -100,7 +95,7 @@ class Losses:
         self.cluster, self.lost = cluster, []
 
     def worker(self, beginning):
-        if "worker" not in self.lost and (found := ray_processes(beginning)):
+        if "worker" not in self.lost and (found := workers(beginning)):
             self.lost.append("worker")
             os.kill(min(found), signal.SIGKILL)
 
@@ -288,8 +283,7 @@ def test_a_scattered_log_is_sorted_first_and_says_so(place, tmp_path):
     assert sorted(path.name for path in (tmp_path / "log").iterdir()) == [f"{k:03}.parquet" for k in range(2)]
 
 
-def test_ctrl_c_leaves_no_process(cluster, tmp_path):
-    before = ray_processes()
+def test_ctrl_c_leaves_no_process(tmp_path):
     script = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "  # ignored in the background
         "from marginax.cli import main; sys.exit(main())"
@@ -299,17 +293,28 @@ def test_ctrl_c_leaves_no_process(cluster, tmp_path):
         [sys.executable, "-c", script, *command],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "RAY_ADDRESS": "local"},  # a cluster of its own
+        env={**os.environ, "RAY_ADDRESS": "local", "MARGINAX_TEST": str(tmp_path)},  # a cluster of its own
     )
+
+    def ours():
+        """All that the command has started, directly or not."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if f"MARGINAX_TEST={tmp_path}".encode() in path.read_bytes():
+                    found[int(path.parent.name)] = (path.parent / "cmdline").read_text().replace("\0", " ")
+        return found
+
     assert process.stderr is not None
-    while not ray_processes("chain"):
+    while not any(text.startswith("ray::chain") for text in ours().values()):
         assert process.poll() is None
         time.sleep(0.1)
+    assert len(ours()) > 3
     process.send_signal(signal.SIGINT)
     assert "interrupted" in process.stderr.read()
     assert process.wait(timeout=60) == 130
     for _ in range(300):
-        if not ray_processes().keys() - before.keys():
+        if not ours():
             return
         time.sleep(0.1)
-    raise AssertionError(ray_processes().keys() - before.keys())
+    raise AssertionError(ours())
