@@ -35,7 +35,7 @@ class Ray(Engine):
     Every node needs the same marginax, and the packages that it uses; a task that finds another one says so.
 
     Args:
-        address: such as `10.0.0.1:6379`; by default a running cluster is looked for (`RAY_ADDRESS`, then this machine).
+        address: such as `10.0.0.1:6379`; by default that of `RAY_ADDRESS`, or of the cluster that `ray start` started here.
         workers: cores of a cluster that is started here.
         cpus: cores for each task.
         gpus: accelerators for each task; fractions share one.
@@ -57,12 +57,12 @@ class Ray(Engine):
             quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
             if address is not None:
                 _check_address(address)
-            try:
-                ray.init(address=address or "auto", **quiet)
-            except ConnectionError:
-                if address is not None:
-                    raise
-                ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
+                ray.init(address=address, **quiet)
+            else:
+                try:
+                    ray.init(num_cpus=workers, include_dashboard=False, **quiet)
+                except ValueError:  # there is one, whose cores are not for us to say
+                    ray.init(**quiet)
         self._pending: dict[Any, int] = {}
         self._actors: list[Any] = []
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
