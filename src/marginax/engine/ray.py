@@ -55,14 +55,18 @@ class Ray(Engine):
         self._connected_here = not ray.is_initialized()
         if self._connected_here:
             quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+            new: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False}
             if address is not None:
                 _check_address(address)
-                ray.init(address=address, **quiet)
-            else:
+                new = {"address": address}
+            try:
                 try:
-                    ray.init(num_cpus=workers, include_dashboard=False, **quiet)
+                    ray.init(**new, **quiet)
                 except ValueError:  # there is one, whose cores are not for us to say
-                    ray.init(**quiet)
+                    ray.init(address=address, **quiet)
+            except ConnectionError as error:  # Ray's token authentication, for one
+                reason = str(error.__cause__ or error).strip().splitlines()[0]
+                raise ConnectionError(f"cannot connect to the Ray cluster: {reason}") from None
         self._pending: dict[Any, int] = {}
         self._actors: list[Any] = []
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
