@@ -87,11 +87,11 @@ class Targets(eqx.Module):
         valid: Which steps are no padding.
     """
 
-    pairs: Float[Array, "batches T batch n"]
-    target: Float[Array, "batches T batch 3"]
-    traces: Float[Array, "batches T batch"]
-    weights: Float[Array, "batches T batch"]
-    valid: Bool[Array, "batches T batch"]
+    pairs: Float[Array, "*batches T batch n"]
+    target: Float[Array, "*batches T batch 3"]
+    traces: Float[Array, "*batches T batch"]
+    weights: Float[Array, "*batches T batch"]
+    valid: Bool[Array, "*batches T batch"]
 
 
 def init(

@@ -1,9 +1,10 @@
 """The commands `marginax train`, `marginax plot` and `marginax play`. Nothing heavy is imported before it is needed."""
 
+import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ import tyro
 from marginax._checks import choice
 from marginax._files import check_writable
 from marginax.deep.config import CONFIGS, AgentConfig, PopulationConfig
+from marginax.deep.metrics import METRICS
 
 
 def train(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
@@ -44,6 +46,7 @@ def train(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
         checkpoint_minutes: float = 2.0,
         workers: int | None = None,
         overlap: bool = False,
+        track: bool = False,
         agent: Annotated[str, tyro.conf.arg(name="agent", metavar="|".join(CONFIGS))] = kind,
         settings: Annotated[settings, tyro.conf.arg(name="")] = default,  # type: ignore[valid-type]
     ) -> None:
@@ -64,6 +67,7 @@ def train(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
             checkpoint_minutes: Minutes between checkpoints.
             workers: Processes: seeds side by side on CPU, simulation on an accelerator; by default the cores.
             overlap: Simulate while learning, with policies that are one block old.
+            track: Send the metrics to Weights & Biases as well, one run for each agent (`pip install wandb`).
             agent: The agent.
             settings: Settings of the agent.
         """
@@ -72,6 +76,7 @@ def train(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
             settings,
             out,
             options,
+            track=track,
             simulator=task,
             seeds=range(first_seed, first_seed + seeds),
             steps=steps,
@@ -93,7 +98,7 @@ def fitting(task: str) -> str:
 
 
 def _train(
-    agent: AgentConfig, out: Path, options: dict[str, Any], *, seeds: range, **population: Any
+    agent: AgentConfig, out: Path, options: dict[str, Any], *, track: bool, seeds: range, **population: Any
 ) -> None:
     from marginax.deep.run import SETTINGS, load_run, open_run
     from marginax.deep.run import train as train_run
@@ -128,10 +133,52 @@ def _train(
     check_writable(out)
     run = open_run(out, config)
     display = Display(f"{task}, {agent.label}", config.steps, list(run.parts))
-    with display:
-        outcome = train_run(out, run, listen=display.listen, **options)
+    with display, tracker(track, task, config) as log:
+
+        def listen(part: str, message: dict[str, Any]) -> None:
+            display.listen(part, message)
+            log(message.get("lines", []))
+
+        outcome = train_run(out, run, listen=listen, **options)
     finish(outcome)
+    curves = ", ".join(str(out / part / METRICS) for part in list(run.parts)[:2]) + (
+        ", …" if len(run.parts) > 2 else ""
+    )
+    print(f"Curves: {curves}; tensorboard --logdir {out}")
     print(f"Next: marginax plot {out}, marginax play {out}")
+
+
+@contextlib.contextmanager
+def tracker(
+    track: bool, task: str, config: PopulationConfig
+) -> Iterator[Callable[[list[dict[str, Any]]], None]]:
+    """Takes lines of metrics to Weights & Biases, if they are to be tracked there."""
+    if not track:
+        yield lambda lines: None
+        return
+    try:
+        import wandb
+    except ImportError as error:
+        raise ImportError("--track needs the package wandb: pip install wandb") from error
+    runs: dict[tuple[str, int], Any] = {}
+
+    def log(lines: list[dict[str, Any]]) -> None:
+        for line in lines:
+            key = (line["operator"], line["seed"])
+            if key not in runs:
+                settings = {"task": task, "seed": key[1], **config.groups[key[0]].to_json()}
+                name = f"{task}, {key[0]}, seed {key[1]}"
+                runs[key] = wandb.init(
+                    project="marginax", group=task, name=name, config=settings, reinit="create_new"
+                )
+            numbers = {name: value for name, value in line.items() if isinstance(value, float)}
+            runs[key].log(numbers, step=line["step"])
+
+    try:
+        yield log
+    finally:
+        for run in runs.values():
+            run.finish()
 
 
 def require_positive(name: str, value: float) -> None:
@@ -184,7 +231,13 @@ def plot(runs: tyro.conf.Positional[tuple[Path, ...]], *, out: Path = Path("."))
 
 
 def play(
-    run: tyro.conf.Positional[Path], *, episodes: int = 10, seed: int = 0, simulator: str | None = None
+    run: tyro.conf.Positional[Path],
+    *,
+    episodes: int = 10,
+    seed: int = 0,
+    simulator: str | None = None,
+    video: Path | None = None,
+    render: bool = False,
 ) -> None:
     """Evaluate a saved policy on its simulator, without exploration.
 
@@ -193,6 +246,8 @@ def play(
         episodes: Number of episodes.
         seed: Seed of the episodes.
         simulator: Another simulator; needed where the policy's own is in a module that would have to be imported.
+        video: Film the first episode, by the simulator's own renderer, into this .mp4 or .gif (extra `video`).
+        render: Show the first episode in a window.
     """
     import numpy as np
 
@@ -208,6 +263,11 @@ def play(
             f"the policy was trained on {name!r}, and a file's word is not enough to import the module "
             f"{name.partition(':')[0]!r}: if you trust it, give --simulator {name}"
         )
+    if video is not None or render:
+        from marginax.deep.policy import film
+
+        frames = film(policy, name, seed, video=video, show=render, allow_import=simulator is not None)
+        print(f"{frames} frames" + (f" in {video}" if video else ""))
     spec = AgentSpec(name, seed, allow_import=simulator is not None)
     returns = next(x for x in evaluate(spec, policy.layers, 0, episodes) if x is not None)
     print(f"{name}: {episodes} episodes")

@@ -7,7 +7,9 @@ import numpy as np
 
 from marginax._files import load_arrays, save_arrays
 from marginax.deep.metrics import agent_name
-from marginax.simulators.policy import Layers, act, to_bounds
+from marginax.simulators.policy import Layers, act, outputs, to_bounds
+from marginax.simulators.protocol import optional_import
+from marginax.simulators.registry import make
 
 
 class Policy(NamedTuple):
@@ -42,6 +44,74 @@ class Policy(NamedTuple):
         for i, (weight, bias) in enumerate(self.layers):
             arrays |= {f"weight_{i}": weight, f"bias_{i}": bias}
         save_arrays(path, arrays)
+
+
+def film(
+    policy: Policy,
+    simulator: str,
+    seed: int,
+    *,
+    video: Path | None = None,
+    show: bool = False,
+    allow_import: bool = False,
+    fps: int = 30,
+) -> int:
+    """Play one episode of a policy and draw it with the simulator's own renderer.
+
+    Args:
+        policy: The policy.
+        simulator: Name for [`make`][marginax.simulators.make].
+        seed: Of the episode.
+        video: File to write, .mp4 or .gif; an .mp4 needs the extra `video`.
+        show: Whether to show it in a window.
+        allow_import: Accept a simulator `module:Id`.
+        fps: Frames per second.
+
+    Returns:
+        The number of frames.
+
+    Raises:
+        ValueError: If the file's ending is another, or the simulator cannot be drawn.
+        ImportError: If a package is missing.
+    """
+    if video is not None and video.suffix not in (".mp4", ".gif"):
+        raise ValueError(f"video must end with .mp4 or .gif, got {str(video)!r}.")
+    world = make(simulator, seed, allow_import=allow_import, render=True)
+    observation, frames, over = world.reset(), [], False
+    try:
+        frames.append(world.render())
+        while not over:
+            values = outputs(policy.layers, observation)
+            action = policy(observation) if world.num_actions is None else int(np.argmax(values))
+            observation, _, terminated, truncated = world.step(action)
+            frames.append(world.render())
+            over = terminated or truncated
+    finally:
+        world.close()
+    if video is not None:
+        name = f"--video {video}"
+        imageio = optional_import("imageio.v2", name, extra="video")
+        if video.suffix == ".mp4":
+            optional_import("imageio_ffmpeg", name, extra="video")
+            imageio.mimwrite(video, frames, fps=fps, macro_block_size=1)
+        else:
+            imageio.mimwrite(video, frames, duration=1000 / fps, loop=0)
+    if show:
+        _show(frames, fps)
+    return len(frames)
+
+
+def _show(frames: list[np.ndarray], fps: int) -> None:
+    """An animation in Matplotlib's window."""
+    import matplotlib.pyplot as plt
+    from matplotlib.animation import FuncAnimation
+
+    figure, axis = plt.subplots()
+    axis.axis("off")
+    picture = axis.imshow(frames[0])
+    kept = FuncAnimation(figure, lambda i: [picture.set_data(frames[i])], len(frames), interval=1000 / fps)
+    plt.show()
+    del kept
 
 
 def policy_name(label: str, seed: int) -> str:

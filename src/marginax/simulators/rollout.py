@@ -168,7 +168,7 @@ class Actor:
         epsilon = np.where(number < spec.epsilon_steps, falling, last)
         epsilon[number < spec.random_steps] = 1.0
 
-        def choose(t: int, observation: np.ndarray) -> np.integer:
+        def choose(t: int, observation: np.ndarray) -> int:
             found = outputs(layers, observation)
             if spec.softmax:
                 mass = np.exp(found - found.max())
@@ -178,7 +178,7 @@ class Actor:
             else:
                 chosen = int(np.argmax(found))
                 pi = np.eye(count)[chosen]
-            action = drawn[t] if uniform[t] < epsilon[t] else chosen
+            action = int(drawn[t]) if uniform[t] < epsilon[t] else chosen
             out.actions[t] = action
             out.log_behaviour[t] = math.log(epsilon[t] / count + (1 - epsilon[t]) * pi[action])
             return action
