@@ -1,15 +1,25 @@
-"""A TD3 agent whose critic target is any operator of this library, and the training around it."""
+"""Agents whose target is any operator of this library, and the training around them."""
 
 from typing import TYPE_CHECKING
 
 from marginax._lazy import lazy
-from marginax.deep.config import PopulationConfig, TD3Config
+from marginax.deep.config import ActorCriticConfig, PopulationConfig, QConfig, TD3Config
 
 if TYPE_CHECKING:
     from marginax.deep.population import Population
     from marginax.deep.td3 import TD3State, init, update, update_block
 
-__all__ = ["Population", "PopulationConfig", "TD3Config", "TD3State", "init", "update", "update_block"]
+__all__ = [
+    "ActorCriticConfig",
+    "Population",
+    "PopulationConfig",
+    "QConfig",
+    "TD3Config",
+    "TD3State",
+    "init",
+    "update",
+    "update_block",
+]
 
 __getattr__ = lazy(
     __name__,

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array
 
 from marginax.deep import checkpoint
+from marginax.deep.config import DiscreteConfig
 from marginax.deep.learner import Learner, LearnerState, Plan
 from marginax.simulators.accelerated import make_accelerated
 from marginax.simulators.pool import Evaluation
@@ -55,15 +56,11 @@ class _Programs:
         self.learn = jax.jit(partial(self._advance, learning=True), donate_argnums=(0, 1))
         self.inspect = jax.jit(self._inspect)
         self.evaluate = jax.jit(self._evaluate, static_argnames="episodes")
-        schedule = [
-            (
-                np.float32(config.epsilons),
-                np.float32(config.epsilon_steps or 0),
-                np.float32(config.random_steps or 0),
-            )
-            for config in plan.configs
-            for _ in range(plan.seeds)
-        ]
+        schedule = []
+        for config in plan.configs:
+            assert isinstance(config, DiscreteConfig)
+            steps = (np.float32(config.epsilon_steps or 0), np.float32(config.random_steps or 0))
+            schedule += [(np.float32(config.epsilons), *steps)] * plan.seeds
         self.schedule = tuple(np.stack(x) for x in zip(*schedule, strict=True))
 
     def _start(self, keys: Array) -> Copies:

@@ -278,6 +278,11 @@ class DiscreteConfig(AgentConfig):
         """Simulators that an agent plays side by side."""
         return self.environments
 
+    @property
+    def epsilons(self) -> tuple[float, ...]:
+        """The last ε of each environment: none for a policy that explores by itself."""
+        return (0.0,) * self.environments
+
 
 @dataclass(frozen=True, kw_only=True)
 class QConfig(DiscreteConfig):
@@ -415,11 +420,6 @@ class ActorCriticConfig(DiscreteConfig):
     def length(self) -> int:
         """Steps of a sequence."""
         return self.sequence_length
-
-    @property
-    def epsilons(self) -> tuple[float, ...]:
-        """The policy explores by itself."""
-        return (0.0,) * self.environments
 
 
 CONFIGS: dict[str, type[AgentConfig]] = {each.kind: each for each in (TD3Config, QConfig, ActorCriticConfig)}

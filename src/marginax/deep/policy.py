@@ -1,5 +1,6 @@
 """A trained policy as a file: networks, action bounds and where it was trained; nothing in it is executed."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,6 +77,7 @@ def film(
     """
     if video is not None and video.suffix not in (".mp4", ".gif"):
         raise ValueError(f"video must end with .mp4 or .gif, got {str(video)!r}.")
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame draws, and would look for a sound card
     world = make(simulator, seed, allow_import=allow_import, render=True)
     observation, frames, over = world.reset(), [], False
     try:
