@@ -60,7 +60,7 @@ class _Programs:
         for config in plan.configs:
             assert isinstance(config, DiscreteConfig)
             steps = (np.float32(config.epsilon_steps or 0), np.float32(config.random_steps or 0))
-            schedule += [(np.float32(config.epsilons), *steps)] * plan.seeds
+            schedule += [(np.array(config.epsilons, np.float32), *steps)] * plan.seeds
         self.schedule = tuple(np.stack(x) for x in zip(*schedule, strict=True))
 
     def _start(self, keys: Array) -> Copies:

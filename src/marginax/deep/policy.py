@@ -106,14 +106,13 @@ def film(
 def _show(frames: list[np.ndarray], fps: int) -> None:
     """An animation in Matplotlib's window."""
     import matplotlib.pyplot as plt
-    from matplotlib.animation import FuncAnimation
 
-    figure, axis = plt.subplots()
+    _, axis = plt.subplots()
     axis.axis("off")
     picture = axis.imshow(frames[0])
-    kept = FuncAnimation(figure, lambda i: [picture.set_data(frames[i])], len(frames), interval=1000 / fps)
-    plt.show()
-    del kept
+    for frame in frames[1:]:
+        picture.set_data(frame)
+        plt.pause(1 / fps)
 
 
 def policy_name(label: str, seed: int) -> str:
