@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -121,8 +121,9 @@ def ablation() -> Rows:
     return rows
 
 
-def pendulum() -> Rows:
-    found = curves("pendulum")
+def sooner(name: str) -> Rows:
+    """How soon each operator of a file learns, against one-step and Retrace."""
+    found = curves(name)
     rows: Rows = [
         ("operator", "final return", "area", "area against one-step", "against Retrace", "variance")
     ]
@@ -156,7 +157,8 @@ def _order(label: str) -> tuple[int, str]:
 
 
 TABLES: dict[str, Callable[[], Rows]] = {
-    f.__name__: f for f in (results, comparisons, precision, ablation, pendulum, pybullet)
+    **{f.__name__: f for f in (results, comparisons, precision, ablation, pybullet)},
+    **{name: partial(sooner, name) for name in ("pendulum", "clip-2-pendulum", "clip-2-double-pendulum")},
 }
 
 

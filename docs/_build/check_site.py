@@ -27,7 +27,9 @@ def public_names(module: str, path: Path) -> Iterator[tuple[str, str]]:
     """Yields each public name of a module as (where it is public, where it is defined)."""
     tree = ast.parse(path.read_text())
     origin, exported, defined = {}, None, []
-    lazy = [node for block in tree.body if isinstance(block, ast.If) for node in block.body]  # for type checkers
+    lazy = [
+        node for block in tree.body if isinstance(block, ast.If) for node in block.body
+    ]  # for type checkers
     for node in (*tree.body, *lazy):
         if isinstance(node, ast.ImportFrom):
             base = node.module or ""

@@ -7,7 +7,7 @@ import pytest
 
 import marginax as mx
 from marginax.deep import games, prediction
-from marginax.deep.games import Sizes
+from marginax.deep.config import Sizes
 from marginax.deep.path_network import PathLoss
 from marginax.deep.prediction import Setting
 from marginax.simulators import make_accelerated

@@ -1,5 +1,7 @@
 """Certainty equivalence against sums of powers of kernels counted one transition at a time."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,6 @@ import marginax as mx
 from marginax.weights import (
     CertaintyEquivalence,
     certainty_equivalence,
-    certainty_equivalence_states,
     estimate_behaviour,
 )
 from reference import estimators as reference
@@ -34,7 +35,7 @@ def by_definition(data, behaviour="counts", on_states=False):
 @pytest.mark.parametrize("on_states", [False, True], ids=["pairs", "states"])
 def test_equals_sums_of_powers_of_the_empirical_kernels(on_states, reset):
     data = batch(reset=reset)
-    estimate = certainty_equivalence_states if on_states else certainty_equivalence
+    estimate = partial(certainty_equivalence, on_states=on_states)
     close = {"rtol": 1e-6, "atol": 1e-9}
     unlogged = reference.without_behaviour(data)
     np.testing.assert_allclose(estimate(data, C, mu=MU), by_definition(data, "known", on_states), **close)
@@ -48,7 +49,7 @@ def test_says_where_the_behaviour_came_from():
     info = [
         certainty_equivalence(data, C, mu=MU, return_info=True)[1],
         certainty_equivalence(data, C, return_info=True)[1],
-        certainty_equivalence_states(unlogged, C, return_info=True)[1],
+        certainty_equivalence(unlogged, C, on_states=True, return_info=True)[1],
     ]
     assert [i.behaviour for i in info] == ["given", "logged", "counts"]
     assert info[0][1:4] == (0.9, data.valid.sum(), 10)
@@ -65,7 +66,7 @@ def test_updates_one_by_one_equal_the_batch(known, episodes):
         estimator = update(estimator, jax.tree.map(lambda f, i=i: f[i], data))
     for ours, batched in (
         (estimator.weights(C), certainty_equivalence(data, C, mu=mu)),
-        (estimator.state_weights(C), certainty_equivalence_states(data, C, mu=mu)),
+        (estimator.state_weights(C), certainty_equivalence(data, C, on_states=True, mu=mu)),
     ):
         np.testing.assert_allclose(ours, batched, rtol=2e-5, atol=1e-6)
 
@@ -88,11 +89,13 @@ def test_in_double_precision_the_incremental_form_is_exact():
 
 def test_one_row_equals_that_of_the_table():
     data = batch(episodes=1, horizon=4)
-    table, states = certainty_equivalence(data, C), certainty_equivalence_states(data, C)
+    table, states = certainty_equivalence(data, C), certainty_equivalence(data, C, on_states=True)
     for x in range(5):
         for a in range(2):
             np.testing.assert_allclose(certainty_equivalence(data, C, start=(x, a)), table[x, a], atol=1e-12)
-        np.testing.assert_allclose(certainty_equivalence_states(data, C, start=x), states[x], atol=1e-12)
+        np.testing.assert_allclose(
+            certainty_equivalence(data, C, on_states=True, start=x), states[x], atol=1e-12
+        )
 
 
 def test_padding_is_never_read():
@@ -176,7 +179,7 @@ def test_converges_to_the_exact_weights(logged):
         data = batch(3, episodes=episodes, horizon=30)
         data = data if logged else reference.without_behaviour(data)
         errors.append(np.abs(certainty_equivalence(data, C) - exact).mean())
-        state_error = np.abs(certainty_equivalence_states(data, C) - states).max()
+        state_error = np.abs(certainty_equivalence(data, C, on_states=True) - states).max()
     assert errors[2] < 0.01 * exact.mean()
     assert state_error < 0.02
     assert errors[1] < 0.25 * errors[0]

@@ -1,5 +1,7 @@
 """Saddle point and Fenchel duality: agreement with certainty equivalence as tables, with closed forms in features."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -9,11 +11,8 @@ from hypothesis import strategies as st
 import marginax as mx
 from marginax.weights import (
     certainty_equivalence,
-    certainty_equivalence_states,
     fenchel,
-    fenchel_states,
     saddle_point,
-    saddle_point_states,
 )
 from marginax.weights.duality import _duality_gap as duality_gap
 from marginax.weights.duality import _Problem as Problem
@@ -23,7 +22,9 @@ from reference import estimators as reference
 MDP, PI, MU, C = reference.random_problem(3)
 BOTH = pytest.mark.parametrize("estimate", [saddle_point, fenchel], ids=["saddle point", "fenchel"])
 BOTH_STATES = pytest.mark.parametrize(
-    "estimate", [saddle_point_states, fenchel_states], ids=["saddle point", "fenchel"]
+    "estimate",
+    [partial(saddle_point, on_states=True), partial(fenchel, on_states=True)],
+    ids=["saddle point", "fenchel"],
 )
 
 
@@ -47,7 +48,7 @@ def test_as_tables_both_agree_with_certainty_equivalence(estimate, seed, episode
 def test_on_states_too(estimate):
     data = batch()
     np.testing.assert_allclose(
-        estimate(data, C, tolerance=1e-9), certainty_equivalence_states(data, C), atol=1e-5
+        estimate(data, C, tolerance=1e-9), certainty_equivalence(data, C, on_states=True), atol=1e-5
     )
 
 
@@ -121,7 +122,7 @@ def test_one_hot_features_are_tables(estimate):
 def test_one_hot_state_features_are_tables(estimate):
     data = batch(episodes=200)
     ours = estimate(data, C, features=np.eye(5), tolerance=1e-9)
-    np.testing.assert_allclose(ours, certainty_equivalence_states(data, C), atol=2e-4)
+    np.testing.assert_allclose(ours, certainty_equivalence(data, C, on_states=True), atol=2e-4)
 
 
 def test_a_larger_critic_class_measures_a_larger_residual():

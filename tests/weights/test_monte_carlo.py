@@ -1,12 +1,14 @@
 """Monte Carlo weights against loops over episodes, starts and visits."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import marginax as mx
-from marginax.weights import MonteCarlo, monte_carlo, monte_carlo_states
+from marginax.weights import MonteCarlo, monte_carlo
 from reference import estimators as reference
 
 MDP, PI, MU, C = reference.random_problem(0)
@@ -22,7 +24,7 @@ def test_every_form_equals_its_definition(on_states, reset):
     data = batch(reset=reset)
     assert data.ends.any(axis=0)[:-1].any()
     assert data.valid.all() == reset
-    estimate = monte_carlo_states if on_states else monte_carlo
+    estimate = partial(monte_carlo, on_states=on_states)
     close = {"rtol": 2e-5, "atol": 1e-6}
     np.testing.assert_allclose(
         estimate(data, C, factored=False), reference.running(data, C, 0.9, on_states), **close
@@ -61,7 +63,9 @@ def test_one_row_equals_that_of_the_table():
             monte_carlo(data, C, start=(3, 1), **form), monte_carlo(data, C, **form)[3, 1], rtol=1e-6
         )
         np.testing.assert_allclose(
-            monte_carlo_states(data, C, start=2, **form), monte_carlo_states(data, C, **form)[2], rtol=1e-6
+            monte_carlo(data, C, on_states=True, start=2, **form),
+            monte_carlo(data, C, on_states=True, **form)[2],
+            rtol=1e-6,
         )
 
 
@@ -109,7 +113,7 @@ def test_converges_to_the_exact_weights_and_the_printed_form_does_not():
 @pytest.mark.slow
 def test_state_weights_converge_to_the_exact_ones():
     exact = mx.weights.exact_states(MDP, MU, C)
-    estimate = monte_carlo_states(batch(1, episodes=40_000, horizon=40), C)
+    estimate = monte_carlo(batch(1, episodes=40_000, horizon=40), C, on_states=True)
     assert np.abs(estimate - exact).max() < 0.05
 
 

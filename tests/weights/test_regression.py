@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import marginax as mx
-from marginax.weights import Regression, monte_carlo, monte_carlo_states, regression, regression_states
+from marginax.weights import Regression, monte_carlo, regression
 from reference import estimators as reference
 
 MDP, PI, MU, C = reference.random_problem(2)
@@ -22,7 +22,9 @@ def batch(seed=0, episodes=8, horizon=10, **kwargs):
 def test_without_features_it_is_the_monte_carlo_ratio():
     data = batch()
     np.testing.assert_array_equal(regression(data, C), monte_carlo(data, C))
-    np.testing.assert_array_equal(regression_states(data, C, start=1), monte_carlo_states(data, C, start=1))
+    np.testing.assert_array_equal(
+        regression(data, C, on_states=True, start=1), monte_carlo(data, C, on_states=True, start=1)
+    )
 
 
 def test_one_hot_features_are_tables():
@@ -44,7 +46,7 @@ def test_equals_least_squares_on_every_start_and_visit(reset):
             **close,
         )
     np.testing.assert_allclose(
-        regression_states(data, C, features=FEATURES, ridge=0.0, start=3),
+        regression(data, C, on_states=True, features=FEATURES, ridge=0.0, start=3),
         reference.least_squares(data, C, 0.9, FEATURES, on_states=True)[3],
         **close,
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import marginax as mx
-from marginax.weights import ReverseTD, certainty_equivalence, monte_carlo, reverse_td, reverse_td_states
+from marginax.weights import ReverseTD, certainty_equivalence, monte_carlo, reverse_td
 from reference import estimators as reference
 
 MDP, PI, MU, C = reference.random_problem(0)
@@ -51,7 +51,9 @@ def test_updates_one_by_one_and_side_by_side_equal_the_batch():
 def test_one_row_equals_that_of_the_table():
     data = batch()
     np.testing.assert_allclose(reverse_td(data, C, start=(3, 1)), reverse_td(data, C)[3, 1], atol=1e-5)
-    np.testing.assert_allclose(reverse_td_states(data, C, start=2), reverse_td_states(data, C)[2], atol=1e-5)
+    np.testing.assert_allclose(
+        reverse_td(data, C, on_states=True, start=2), reverse_td(data, C, on_states=True)[2], atol=1e-5
+    )
 
 
 def test_padding_is_never_read():
@@ -78,7 +80,7 @@ def test_converges_to_the_exact_weights_with_far_less_data_than_monte_carlo():
         return np.abs(w - truth).mean() / truth.mean()
 
     assert error(reverse_td(many, C, mu=MU)) < 0.03
-    assert error(reverse_td_states(many, C, mu=MU), states) < 0.03
+    assert error(reverse_td(many, C, on_states=True, mu=MU), states) < 0.03
     assert error(reverse_td(few, C, mu=MU)) < 0.5 * error(monte_carlo(few, C))
     assert error(reverse_td(few, C, mu=MU)) < 4 * error(certainty_equivalence(few, C, mu=MU))
 

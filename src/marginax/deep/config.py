@@ -1,4 +1,4 @@
-"""Every setting of the agents, each with a sentence, and of a population of agents."""
+"""Every setting of the agents, each with a sentence, of a population of agents, and of policy evaluation."""
 
 import dataclasses
 import math
@@ -531,6 +531,52 @@ class PopulationConfig:
         kind = CONFIGS[data.get("agent", TD3Config.kind)]
         groups = {label: kind.from_json(config) for label, config in data["groups"].items()}
         return cls(**{**plain, "seeds": tuple(data["seeds"]), "groups": groups})
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of policy evaluation with networks: everything about its program but the operators.
+
+    >>> Sizes(phases=3, period=100).updates
+    300
+    """
+
+    phases: int = 12
+    """Target networks, each with trajectories of its own."""
+    period: int = 1000
+    """Updates of a phase."""
+    reports: int = 4
+    """Errors measured in each phase."""
+    environments: int = 512
+    """Copies of the simulator."""
+    steps: int = 128
+    """Steps of each copy in a phase."""
+    length: int = 16
+    """Steps of a replayed sequence."""
+    batch: int = 128
+    """Sequences of an update."""
+    filters: int = 16
+    units: int = 128
+    learning_rate: float = 3e-4
+    """Of Adam, for Q, at first."""
+    last_rate: float = 1.0
+    """Share of it that is left at the end, after a linear decay."""
+    burn_in: int = 256
+    """Steps of the behaviour policy before the first that is kept."""
+    pairs: int = 256
+    """Held-out pairs."""
+    rollouts: int = 512
+    """Monte Carlo returns for each of them."""
+    horizon: int = 256
+    """Steps of a Monte Carlo return."""
+    probes: int = 64
+    """Held-out pairs from which the variance of targets is measured."""
+    repeats: int = 16
+    """Sequences from each of those."""
+
+    @property
+    def updates(self) -> int:
+        return self.phases * self.period
 
 
 def _flat(data: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What policy evaluation with networks stands on: a convolutional network, behaviour in many copies of a game, the truth."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,56 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from marginax.deep.config import Sizes
 from marginax.deep.networks import patches
 from marginax.simulators.accelerated import AcceleratedSimulator as Game
 
 Policy = Callable[[Float[Array, "batch *shape"]], Float[Array, "batch A"]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Everything about the program but the operators.
-
-    >>> Sizes(phases=3, period=100).updates
-    300
-    """
-
-    phases: int = 12
-    """Target networks, each with trajectories of its own."""
-    period: int = 1000
-    """Updates of a phase."""
-    reports: int = 4
-    """Errors measured in each phase."""
-    environments: int = 512
-    """Copies of the simulator."""
-    steps: int = 128
-    """Steps of each copy in a phase."""
-    length: int = 16
-    """Steps of a replayed sequence."""
-    batch: int = 128
-    """Sequences of an update."""
-    filters: int = 16
-    units: int = 128
-    learning_rate: float = 3e-4
-    """Of Adam, for Q, at first."""
-    last_rate: float = 1.0
-    """Share of it that is left at the end, after a linear decay."""
-    burn_in: int = 256
-    """Steps of the behaviour policy before the first that is kept."""
-    pairs: int = 256
-    """Held-out pairs."""
-    rollouts: int = 512
-    """Monte Carlo returns for each of them."""
-    horizon: int = 256
-    """Steps of a Monte Carlo return."""
-    probes: int = 64
-    """Held-out pairs from which the variance of targets is measured."""
-    repeats: int = 16
-    """Sequences from each of those."""
-
-    @property
-    def updates(self) -> int:
-        return self.phases * self.period
 
 
 class Network(eqx.Module):

@@ -17,12 +17,12 @@ import optax
 from jaxtyping import Array, Float
 
 from marginax.deep import path_network
+from marginax.deep.config import Sizes
 from marginax.deep.games import (
     Game,
     Network,
     Policy,
     Sequences,
-    Sizes,
     Truth,
     actions_of,
     epsilon_greedy,

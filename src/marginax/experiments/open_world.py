@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -18,6 +19,7 @@ from marginax.experiments.measures import (
     ONE,
     PATHS,
     RETRACE,
+    REVERSE,
     log_ratio,
 )
 from marginax.experiments.runner import Arrays, Experiment, Part
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from marginax.problems import Problem
 
 CHUNK = 20
+REVERSE_SEEDS = 10
+"""Seeds of reverse TD, whose weights take a second to solve for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,17 +97,14 @@ class OpenWorld(Experiment):
             self, CHUNK, self.compute, without=("family",), cost=0.003 * self.iterations, setup=8.0
         )
         if self.family:
-            few = range(min(CHUNK, self.seeds))
-            settings = {**self.settings(), "seeds": None, "last": few.stop}
-            parts.append(
-                Part(
-                    "family",
-                    settings,
-                    lambda: self.compute_family(few),
-                    cost=0.0017 * len(few) * self.iterations,
-                    title="other members of the family",
-                )
-            )
+            for label, few, compute, cost, title in (
+                ("family", CHUNK, self.compute_family, 0.0017, "other members of the family"),
+                ("reverse-td", REVERSE_SEEDS, self.compute_reverse, 0.02, "reverse TD"),
+            ):
+                seeds = range(min(few, self.seeds))
+                settings = {**self.settings(), "seeds": None, "last": seeds.stop}
+                cost *= len(seeds) * self.iterations
+                parts.append(Part(label, settings, partial(compute, seeds), cost=cost, title=title))
         return parts
 
     def learn(self, stream: Any, operator: str, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -115,7 +116,7 @@ class OpenWorld(Experiment):
             c,
             measures.estimator(operator, problem, c),
             step_size=self.step_size,
-            refresh_growth=1.1 if operator == CERTAINTY else measures.REFRESH.get(operator, 1.0),
+            refresh_growth={CERTAINTY: 1.1, REVERSE: 1.3}.get(operator, 1.0),
             visits=self.visits,
         )
         q, q_pi = np.asarray(found), problem.mdp.q_values(problem.pi)
@@ -146,13 +147,21 @@ class OpenWorld(Experiment):
         ]
         return {"errors": np.asarray(errors, np.float32)}
 
+    def compute_reverse(self, seeds: range) -> Arrays:
+        """Errors `[clips, seeds, iterations]` of reverse TD."""
+        problem = self.problem()
+        stream = measures.streams(problem, seeds, self.iterations, self.horizon, self.seed)
+        clips = [mx.traces.retrace(problem.pi, problem.mu, clip=clip) for clip in self.clip]
+        return {"errors": np.asarray([self.learn(stream, REVERSE, c)[1] for c in clips], np.float32)}
+
     def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
         chunks = [arrays for label, arrays in data.items() if label.startswith("seeds-")]
         errors = np.concatenate([arrays["errors"] for arrays in chunks], axis=1)
         values = np.concatenate([arrays["values"] for arrays in chunks], axis=1)
         lengths = np.concatenate([arrays["lengths"] for arrays in chunks])
         self._maps(folder, values)
-        self._curves(folder, errors)
+        reverse = data["reverse-td"]["errors"] if "reverse-td" in data else np.empty((0, 0, 0))
+        self._curves(folder, errors, reverse)
         rows = [
             (kind, clip, i + 1, float(curve[:, i].mean()), float(np.median(curve[:, i])))
             for (kind, clip), curve in zip(self.runs(), errors, strict=True)
@@ -190,7 +199,7 @@ class OpenWorld(Experiment):
                 report.Figure(
                     "errors",
                     f"Relative error at the start, averaged over actions: mean of {self.seeds} runs and the middle half "
-                    "of them.",
+                    f"of them{f'; reverse TD of the first {reverse.shape[1]}' if len(reverse) else ''}.",
                     "Error curves on the Open World",
                     "On the Open World the marginalized operator with certainty-equivalent weights at clip "
                     f"{high:g} is within 10% after {times[CERTAINTY, high]} trajectories; Retrace needs "
@@ -207,7 +216,7 @@ class OpenWorld(Experiment):
                     f"{report.number(float(mdp.v_values(pi)[0]))}.",
                 ),
             ),
-            tables=(self._table(errors, data.get("family")),),
+            tables=(self._table(errors, reverse, data.get("family")),),
             claims=tuple(self._claims(errors, values)),
             data=("errors.csv", "values.csv"),
         )
@@ -231,23 +240,29 @@ class OpenWorld(Experiment):
                 axis.set_title(title, fontsize=7.5)
             figure.colorbar(drawn, ax=axes, shrink=0.5, aspect=40, pad=0.01, label="value of the cell")
 
-    def _curves(self, folder: Path, errors: np.ndarray) -> None:
+    def _curves(self, folder: Path, errors: np.ndarray, reverse: np.ndarray) -> None:
         with report.panels(folder, "errors", (7.2, 3.4), 1, 2, sharey=True) as (figure, axes):
+            steps = np.arange(1, self.iterations + 1)
             for axis, clip in zip(axes[0], self.clip, strict=True):
                 for (kind, used), curve in zip(self.runs(), errors, strict=True):
                     if used in (0.0, clip):
-                        report.draw_curves(axis, np.arange(1, self.iterations + 1), curve, kind)
+                        report.draw_curves(axis, steps, curve, kind)
+                for used, curve in zip(self.clip, reverse, strict=False):
+                    if used == clip:
+                        report.draw_curves(axis, steps, curve, REVERSE)
                 axis.axhline(1.0, color="#888888", linewidth=0.8, linestyle=":", label="error of Q = 0")
                 axis.set(yscale="log", ylim=(1e-3, 100), xlabel="iteration", title=f"clip c̄ = {clip:g}")
             axes[0, 0].set_ylabel("relative error at the start")
             report.legend_below(figure, axes, columns=3)
 
-    def _table(self, errors: np.ndarray, family: Arrays | None) -> report.Table:
+    def _table(self, errors: np.ndarray, reverse: np.ndarray, family: Arrays | None) -> report.Table:
         few = min(CHUNK, self.seeds)
         lines = [
             (kind, rf"Retrace, $\bar c$ = {clip:g}" if clip else "zero", curve[:few])
             for (kind, clip), curve in zip(self.runs(), errors, strict=True)
         ]
+        for clip, curve in zip(self.clip, reverse, strict=False):
+            lines.append((REVERSE, rf"Retrace, $\bar c$ = {clip:g}", curve))
         if family is not None:
             _, pi, mu = self.problem()
             for name, curves in zip(self.members(pi, mu), family["errors"], strict=True):
@@ -268,7 +283,7 @@ class OpenWorld(Experiment):
             "The family, the fastest first",
             ("operator", "traces", "iterations to 10% error", f"error at iteration {half}", "final error"),
             tuple(rows),
-            f"Means over the first {few} seeds.",
+            f"Means over the first {few} seeds{f', reverse TD over {reverse.shape[1]}' if len(reverse) else ''}.",
         )
 
     def _claims(self, errors: np.ndarray, values: np.ndarray) -> list[report.Claim]:

@@ -13,11 +13,12 @@ import tyro
 
 from marginax import report
 from marginax._files import write_csv
+from marginax.deep.config import Sizes
 from marginax.experiments.runner import Arrays, Experiment, Part
 from marginax.statistics import Interval, bootstrap
 
 if TYPE_CHECKING:
-    from marginax.deep.games import Sizes, Truth
+    from marginax.deep.games import Truth
     from marginax.deep.prediction import Evaluation, Setting
 
 MARGINALIZED = "marginalized"
@@ -34,7 +35,7 @@ MEASURES = ("on average over training", "at the end of training")
 
 
 @dataclasses.dataclass(frozen=True)
-class Prediction(Experiment):
+class Prediction(Sizes, Experiment):
     """Beyond the paper: a Q-network learns the values of a fixed policy by every operator."""
 
     name: ClassVar[str] = "prediction"
@@ -61,25 +62,8 @@ class Prediction(Experiment):
     """What it learns from: 1 products of traces, 0 reverse-time TD."""
     average: float = 0.999
     """Share of the old running average of the weight network that each update keeps."""
-    phases: int = 12
-    """Target networks, each with fresh trajectories."""
-    period: int = 1000
-    """Updates of a phase."""
-    environments: int = 512
-    """Copies of the simulator for each seed."""
-    batch: int = 128
-    """Sequences of an update."""
-    length: int = 16
-    """Steps of a sequence."""
-    filters: int = 16
-    units: int = 128
-    learning_rate: float = 3e-4
     last_rate: float = 0.1
     """Share of the learning rate that is left at the end."""
-    pairs: int = 256
-    """Held-out pairs whose true values are found by Monte Carlo."""
-    rollouts: int = 512
-    """Returns for each of them."""
     improvements: int = 40
     """Phases of half the period in which the policy to be evaluated is trained."""
 
@@ -112,6 +96,7 @@ class Prediction(Experiment):
             units=32,
             learning_rate=1e-3,
             pairs=64,
+            probes=16,
             rollouts=128,
             improvements=10,
         )
@@ -129,17 +114,10 @@ class Prediction(Experiment):
         free = [Setting(name, decay) for name in ("tree-backup", "q-lambda", "peng") for decay in self.decays]
         return [Setting("one-step"), *free, *clipped]
 
-    def sizes(self) -> "Sizes":
-        from marginax.deep.games import Sizes
-
-        names = {field.name for field in dataclasses.fields(Sizes)}
-        given = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        return Sizes(**given, probes=max(2, self.pairs // 4))
-
     @property
     def interval(self) -> int:
         """Updates between two errors of a curve."""
-        return self.period // self.sizes().reports
+        return self.period // self.reports
 
     @property
     def command(self) -> str:
@@ -172,9 +150,9 @@ class Prediction(Experiment):
         from marginax.deep.path_network import PathLoss
         from marginax.simulators import make_accelerated
 
-        simulator, sizes, settings = make_accelerated(game), self.sizes(), self.grid()
+        simulator, settings = make_accelerated(game), self.grid()
         loss = PathLoss(self.power, self.mixture, self.average)
-        init, phase = prediction.program(simulator, settings, loss, discount=self.discount, sizes=sizes)
+        init, phase = prediction.program(simulator, settings, loss, discount=self.discount, sizes=self)
 
         def policies(network: games.Network) -> tuple[games.Policy, games.Policy]:
             make = partial(games.epsilon_greedy, network)
@@ -187,7 +165,7 @@ class Prediction(Experiment):
             return jax.vmap(lambda agent, key: phase(*policies(network), truth, agent, key))(agents, keys)
 
         def train(key: Any) -> games.Network:
-            half = dataclasses.replace(sizes, period=max(1, sizes.period // 2), reports=1)
+            half = dataclasses.replace(self, period=max(1, self.period // 2), reports=1)
             return prediction.train_policy(
                 simulator,
                 discount=self.discount,
@@ -198,7 +176,7 @@ class Prediction(Experiment):
             )
 
         def find(network: games.Network, key: Any) -> games.Truth:
-            return games.truth(simulator, *policies(network), self.discount, sizes, key)
+            return games.truth(simulator, *policies(network), self.discount, self, key)
 
         policy_key, truth_key, check_key, seed_key = jax.random.split(jax.random.key(self.seed), 4)
         keys = jax.vmap(lambda k: jax.random.fold_in(seed_key, k))(jnp.arange(self.seeds))
@@ -211,36 +189,19 @@ class Prediction(Experiment):
             truth = jax.jit(find)(network, truth_key)
             agents = jax.jit(start)(network, keys)
             step = compiled.result()
-        for number in range(sizes.phases):
+        for number in range(self.phases):
             each = jax.vmap(lambda key, number=number: jax.random.fold_in(key, number))(keys)
             agents, measured = step(network, truth, agents, each)
             yield truth, measured
 
     def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
-        games = [NAMES.get(game, game) for game in self.games]
-        found = dict(zip(games, (data[game.replace("/", "-")] for game in self.games), strict=True))
-        settings = self.grid()
-        one = next(
-            i
-            for i, s in enumerate(settings)
-            if (s.operator, s.decay, s.clip) == (MARGINALIZED, self.decay, self.clip)
-        )
-        others = tuple(dict.fromkeys(s.operator for s in settings if s.operator != MARGINALIZED))
-        scores = {game: _scores(arrays["errors"]) for game, arrays in found.items()}
-        best = {
-            (game, operator, measure): min(
-                (i for i, s in enumerate(settings) if s.operator == operator),
-                key=lambda i: scores[game][measure][:, i].mean(),
-            )
-            for game in games
-            for operator in (*others, MARGINALIZED)
-            for measure in (0, 1)
-        }
-        self._figure(folder, found, best, one, others)
-        self._data(folder, found, settings)
-        claims = self._claims(scores, best, one, others, found, settings)
+        found = {NAMES.get(game, game): data[game.replace("/", "-")] for game in self.games}
+        results = _Results(self, found)
+        results.draw(folder)
+        results.write(folder)
+        claims = results.claims()
         diverged = sum(int((~np.isfinite(arrays["errors"][:, -1])).sum()) for arrays in found.values())
-        total = len(settings) * self.seeds * len(games)
+        total = len(results.settings) * self.seeds * len(found)
         return report.Section(
             self.name,
             "Policy evaluation with networks",
@@ -265,178 +226,10 @@ class Prediction(Experiment):
                     _finding(claims),
                 ),
             ),
-            tables=(
-                self._table(scores, best, one, others, settings),
-                self._spread(found, settings),
-            ),
+            tables=(results.table(), results.spread()),
             claims=tuple(claims),
             data=("errors.csv", "settings.csv"),
         )
-
-    def _figure(self, folder: Path, found: dict, best: dict, one: int, others: tuple) -> None:
-        columns = min(3, len(found))
-        rows = math.ceil(len(found) / columns)
-        with report.panels(folder, "errors", (7.2, 2.3 * rows + 0.6), rows, columns) as (figure, axes):
-            for axis, (game, arrays) in zip(axes.ravel(), found.items(), strict=False):
-                errors = arrays["errors"]
-                updates = np.arange(1, errors.shape[1] + 1) * self.interval
-                for operator in others:
-                    report.draw_curves(axis, updates, errors[..., best[game, operator, 0]], operator)
-                report.draw_curves(axis, updates, errors[..., one], MARGINALIZED)
-                axis.set(yscale="log", title=game)
-                axis.set_ylim(bottom=max(0.01, axis.get_ylim()[0]))
-            for axis in axes.ravel()[len(found) :]:
-                axis.set_visible(False)
-            for axis in axes[-1]:
-                axis.set_xlabel("updates")
-            for axis in axes[:, 0]:
-                axis.set_ylabel("relative error of Q")
-            report.legend_below(figure, axes, columns=4)
-
-    def _data(self, folder: Path, found: dict, settings: list) -> None:
-        curves, rows = [], []
-        for game, arrays in found.items():
-            errors = arrays["errors"]
-            for i, s in enumerate(settings):
-                what = (game, s.operator, s.decay, s.clip)
-                points = errors[..., i]
-                curves += [
-                    (
-                        *what,
-                        (k + 1) * self.interval,
-                        *map(float, (points[:, k].mean(), points[:, k].std(ddof=1))),
-                    )
-                    for k in range(errors.shape[1])
-                ]
-                mean, end = _scores(errors)
-                spread = arrays["variances"][..., i].mean(), arrays["credits"][..., i].mean()
-                values = (
-                    mean[:, i].mean(),
-                    _half_width(mean[:, i]),
-                    end[:, i].mean(),
-                    _half_width(end[:, i]),
-                )
-                rows.append((*what, *map(float, (*values, *spread))))
-        what = ("game", "operator", "decay", "clip")
-        write_csv(folder / "errors.csv", (*what, "updates", "mean", "standard deviation"), curves)
-        measures = ("mean error", "±", "final error", "± ", "variance of targets", "credit")
-        write_csv(folder / "settings.csv", (*what, *measures), rows)
-
-    def _table(self, scores: dict, best: dict, one: int, others: tuple, settings: list) -> report.Table:
-        def cell(game: str, pair: tuple[int, int]) -> str:
-            return " / ".join(f"{scores[game][m][:, pair[m]].mean():.2f}" for m in (0, 1))
-
-        def used(s: Any) -> str:
-            return f"{s.decay:g}" + (f", {s.clip:g}" if np.isfinite(s.clip) else "")
-
-        rows: list[tuple] = []
-        for operator in others:
-            pairs = {game: (best[game, operator, 0], best[game, operator, 1]) for game in scores}
-            chosen = "; ".join(dict.fromkeys(used(settings[i]) for pair in pairs.values() for i in pair))
-            label = report.operator_style(operator).label
-            rows.append(
-                (
-                    label,
-                    *(cell(game, pairs[game]) for game in scores),
-                    chosen if operator != "one-step" else "–",
-                )
-            )
-        label = report.operator_style(MARGINALIZED).label
-        rows.append((label, *(cell(game, (one, one)) for game in scores), used(settings[one])))
-        own = {game: (best[game, MARGINALIZED, 0], best[game, MARGINALIZED, 1]) for game in scores}
-        chosen = "; ".join(dict.fromkeys(used(settings[i]) for pair in own.values() for i in pair))
-        rows.append((f"{label}, best of each game", *(cell(game, own[game]) for game in scores), chosen))
-        note = f"Means of {self.seeds} seeds: the mean over training / the end of it, each at its best setting λ, c̄."
-        return report.Table("Errors of Q", ("operator", *scores, "λ, c̄"), tuple(rows), note)
-
-    def _spread(self, found: dict, settings: list) -> report.Table:
-        rows = []
-        for s in settings:
-            if s.decay == self.decay and s.clip in (self.clip, np.inf):
-                i = settings.index(s)
-                cells = [
-                    f"{report.number(float(arrays['variances'][..., i].mean()))} / {arrays['credits'][..., i].mean():.1f}"
-                    for arrays in found.values()
-                ]
-                rows.append((report.operator_style(s.operator).label, *cells))
-        note = (
-            "Variance of targets given the pair, over the variance of the true values / mean of the discounted sum of "
-            f"credits of a sequence. λ = {self.decay:g} and c̄ = {self.clip:g}; means over training and seeds."
-        )
-        return report.Table("Variance of targets and credit", ("operator", *found), tuple(rows), note)
-
-    def _claims(
-        self, scores: dict, best: dict, one: int, others: tuple, found: dict, settings: list
-    ) -> list[report.Claim]:
-        needed = math.ceil(5 / 6 * len(scores))
-        ours = f"λ = {self.decay:g}, c̄ = {self.clip:g} in all games"
-
-        def games_won(operators: tuple, measures: tuple, own: bool) -> tuple[int, Interval]:
-            """In how many games all of some errors are lower: by their means, beyond the intervals, and not against them."""
-            lower = sure = open_ = 0
-            for game, pair in scores.items():
-                gaps = [
-                    pair[m][:, best[game, operator, m]]
-                    - pair[m][:, best[game, MARGINALIZED, m] if own else one]
-                    for operator in operators
-                    for m in measures
-                ]
-                intervals = [bootstrap(gap) for gap in gaps]
-                lower += all(gap.mean() > 0 for gap in gaps)
-                sure += all(interval.low > 0 for interval in intervals)
-                open_ += all(interval.high > 0 for interval in intervals)
-            return lower, Interval(float(sure), float(open_))
-
-        def won(
-            text: str, operators: tuple, measures: tuple, main: bool = False, own: bool = False
-        ) -> report.Claim:
-            lower, interval = games_won(operators, measures, own)
-            measure = (
-                f"games of {len(scores)} with a lower error; low: beyond the 95% interval over seeds, high: not beyond it "
-                "on the other side"
-            )
-            where = "each at its best setting" if own else ours
-            return report.Claim(
-                text, where, measure, float(lower), interval, report.verdict(interval, low=needed), main
-            )
-
-        claims = [
-            won(
-                f"lowest error on average and at the end of training in at least {needed} of {len(scores)} games, against "
-                "all others at their best settings",
-                others,
-                (0, 1),
-                main=True,
-            )
-        ]
-        for m, text in enumerate(MEASURES):
-            claims.append(
-                won(f"lowest error {text} in at least {needed} of {len(scores)} games", others, (m,), True)
-            )
-        for m, text in enumerate(MEASURES):
-            text = f"lowest error {text} in at least {needed} of {len(scores)} games, with a best setting of its own, too"
-            claims.append(won(text, others, (m,), own=True))
-        for operator in others:
-            label = report.operator_style(operator).label
-            claims.append(won(f"lower error than {label}, on average and at the end", (operator,), (0, 1)))
-        same = next(
-            i
-            for i, s in enumerate(settings)
-            if (s.operator, s.decay, s.clip) == ("retrace", self.decay, self.clip)
-        )
-        pairs = [arrays["variances"].mean(1)[:, [one, same]] for arrays in found.values()]
-        claims.append(
-            report.claim(
-                "less variance of targets than Retrace at the same λ and c̄",
-                ours,
-                "geometric mean over games of the ratio of variances",
-                lambda *each: float(np.exp(np.mean([np.log(x[:, 1].mean() / x[:, 0].mean()) for x in each]))),
-                *pairs,
-                low=1.0,
-                main=True,
-            )
-        )
-        return claims
 
 
 def collect(phases: "list[tuple[Truth, Evaluation]]") -> Arrays:
@@ -456,11 +249,6 @@ def _scores(errors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.where(np.isfinite(mean), mean, DIVERGED), np.where(np.isfinite(end), end, DIVERGED)
 
 
-def _half_width(values: np.ndarray) -> float:
-    interval = bootstrap(values)
-    return float(interval.width) / 2
-
-
 def _finding(claims: list[report.Claim]) -> str:
     both, mean, end = claims[:3]
     return (
@@ -468,3 +256,186 @@ def _finding(claims: list[report.Claim]) -> str:
         f"{mean.interval.low:.0f} games on average over training, in {end.interval.low:.0f} at the end, and in "
         f"{both.interval.low:.0f} in both, beyond the 95% interval over seeds."
     )
+
+
+class _Results:
+    """What the parts found: the scores of every setting, and which of them is best where.
+
+    Attributes:
+        found: Arrays of each game.
+        settings: The grid.
+        scores: Errors `[seeds, settings]` of each game, on average over training and at the end.
+        best: The setting of an operator with the lowest of the two errors in a game, by game, operator and 0 or 1.
+        one: The setting of the marginalized operator that is compared.
+        others: The other operators.
+    """
+
+    def __init__(self, experiment: Prediction, found: dict[str, Arrays]) -> None:
+        self.experiment, self.found, self.settings = experiment, found, experiment.grid()
+        self.one = self.place(MARGINALIZED)
+        self.others = tuple(dict.fromkeys(s.operator for s in self.settings if s.operator != MARGINALIZED))
+        self.scores = {game: _scores(arrays["errors"]) for game, arrays in found.items()}
+        self.best = {
+            (game, operator, m): min(
+                (i for i, s in enumerate(self.settings) if s.operator == operator),
+                key=lambda i: self.scores[game][m][:, i].mean(),
+            )
+            for game in found
+            for operator in (*self.others, MARGINALIZED)
+            for m in (0, 1)
+        }
+
+    def place(self, operator: str) -> int:
+        """The number of an operator's setting with the λ and c̄ that are compared."""
+        wanted = (operator, self.experiment.decay, self.experiment.clip)
+        return next(i for i, s in enumerate(self.settings) if (s.operator, s.decay, s.clip) == wanted)
+
+    def draw(self, folder: Path) -> None:
+        columns = min(3, len(self.found))
+        rows = math.ceil(len(self.found) / columns)
+        with report.panels(folder, "errors", (7.2, 2.3 * rows + 0.6), rows, columns) as (figure, axes):
+            for axis, (game, arrays) in zip(axes.ravel(), self.found.items(), strict=False):
+                errors = arrays["errors"]
+                updates = np.arange(1, errors.shape[1] + 1) * self.experiment.interval
+                for operator in self.others:
+                    report.draw_curves(axis, updates, errors[..., self.best[game, operator, 0]], operator)
+                report.draw_curves(axis, updates, errors[..., self.one], MARGINALIZED)
+                axis.set(yscale="log", title=game)
+                axis.set_ylim(bottom=max(0.01, axis.get_ylim()[0]))
+            for axis in axes.ravel()[len(self.found) :]:
+                axis.set_visible(False)
+            for axis in axes[-1]:
+                axis.set_xlabel("updates")
+            for axis in axes[:, 0]:
+                axis.set_ylabel("relative error of Q")
+            report.legend_below(figure, axes, columns=4)
+
+    def write(self, folder: Path) -> None:
+        curves, rows = [], []
+        for game, arrays in self.found.items():
+            for i, s in enumerate(self.settings):
+                what, points = (game, s.operator, s.decay, s.clip), arrays["errors"][..., i]
+                for k, column in enumerate(points.T):
+                    updates = (k + 1) * self.experiment.interval
+                    curves.append((*what, updates, float(column.mean()), float(column.std(ddof=1))))
+                errors = [
+                    x for m in self.scores[game] for x in (m[:, i].mean(), bootstrap(m[:, i]).width / 2)
+                ]
+                spread = (arrays[name][..., i].mean() for name in ("variances", "credits"))
+                rows.append((*what, *map(float, (*errors, *spread))))
+        what = ("game", "operator", "decay", "clip")
+        write_csv(folder / "errors.csv", (*what, "updates", "mean", "standard deviation"), curves)
+        measures = ("mean error", "±", "final error", "± ", "variance of targets", "credit")
+        write_csv(folder / "settings.csv", (*what, *measures), rows)
+
+    def table(self) -> report.Table:
+        def used(s: "Setting") -> str:
+            if s.operator == "one-step":
+                return "–"
+            return f"{s.decay:g}" + (f", {s.clip:g}" if np.isfinite(s.clip) else "")
+
+        def row(label: str, pairs: dict[str, tuple[int, int]]) -> tuple[str, ...]:
+            cells = (
+                " / ".join(f"{self.scores[game][m][:, pair[m]].mean():.2f}" for m in (0, 1))
+                for game, pair in pairs.items()
+            )
+            chosen = dict.fromkeys(used(self.settings[i]) for pair in pairs.values() for i in pair)
+            return label, *cells, "; ".join(chosen)
+
+        def own(operator: str) -> dict[str, tuple[int, int]]:
+            return {game: (self.best[game, operator, 0], self.best[game, operator, 1]) for game in self.found}
+
+        rows = [row(report.operator_style(operator).label, own(operator)) for operator in self.others]
+        label = report.operator_style(MARGINALIZED).label
+        rows.append(row(label, dict.fromkeys(self.found, (self.one, self.one))))
+        rows.append(row(f"{label}, best of each game", own(MARGINALIZED)))
+        seeds = self.experiment.seeds
+        note = (
+            f"Means of {seeds} seeds: the mean over training / the end of it, each at its best setting λ, c̄."
+        )
+        return report.Table("Errors of Q", ("operator", *self.found, "λ, c̄"), tuple(rows), note)
+
+    def spread(self) -> report.Table:
+        decay, clip = self.experiment.decay, self.experiment.clip
+        rows = [
+            (
+                report.operator_style(s.operator).label,
+                *(
+                    f"{report.number(float(arrays['variances'][..., i].mean()))} / {arrays['credits'][..., i].mean():.1f}"
+                    for arrays in self.found.values()
+                ),
+            )
+            for i, s in enumerate(self.settings)
+            if s.decay == decay and s.clip in (clip, np.inf)
+        ]
+        note = (
+            "Variance of targets given the pair, over the variance of the true values / mean of the discounted sum of "
+            f"credits of a sequence. λ = {decay:g} and c̄ = {clip:g}; means over training and seeds."
+        )
+        return report.Table("Variance of targets and credit", ("operator", *self.found), tuple(rows), note)
+
+    def games_won(self, operators: tuple, measures: tuple, own: bool) -> tuple[int, Interval]:
+        """In how many games all of some errors are lower: by their means, beyond the intervals, and not against them."""
+        lower = sure = open_ = 0
+        for game, pair in self.scores.items():
+            gaps = [
+                pair[m][:, self.best[game, operator, m]]
+                - pair[m][:, self.best[game, MARGINALIZED, m] if own else self.one]
+                for operator in operators
+                for m in measures
+            ]
+            intervals = [bootstrap(gap) for gap in gaps]
+            lower += all(gap.mean() > 0 for gap in gaps)
+            sure += all(interval.low > 0 for interval in intervals)
+            open_ += all(interval.high > 0 for interval in intervals)
+        return lower, Interval(float(sure), float(open_))
+
+    def claims(self) -> list[report.Claim]:
+        """The claim of all games on both errors first, then those on each of them."""
+        games = len(self.scores)
+        needed = math.ceil(5 / 6 * games)
+        ours = f"λ = {self.experiment.decay:g}, c̄ = {self.experiment.clip:g} in all games"
+        measure = (
+            f"games of {games} with a lower error; low: beyond the 95% interval over seeds, high: not beyond it "
+            "on the other side"
+        )
+
+        def won(text: str, operators: tuple, measures: tuple, main: bool = False, own: bool = False) -> None:
+            lower, interval = self.games_won(operators, measures, own)
+            where = "each at its best setting" if own else ours
+            verdict = report.verdict(interval, low=needed)
+            claims.append(report.Claim(text, where, measure, float(lower), interval, verdict, main))
+
+        claims: list[report.Claim] = []
+        many = f"in at least {needed} of {games} games"
+        won(
+            f"lowest error on average and at the end of training {many}, against all others at their best settings",
+            self.others,
+            (0, 1),
+            main=True,
+        )
+        for m, text in enumerate(MEASURES):
+            won(f"lowest error {text} {many}", self.others, (m,), main=True)
+        for m, text in enumerate(MEASURES):
+            won(
+                f"lowest error {text} {many}, with a best setting of its own, too",
+                self.others,
+                (m,),
+                own=True,
+            )
+        for operator in self.others:
+            label = report.operator_style(operator).label
+            won(f"lower error than {label}, on average and at the end", (operator,), (0, 1))
+        same = self.place("retrace")
+        claims.append(
+            report.claim(
+                "less variance of targets than Retrace at the same λ and c̄",
+                ours,
+                "geometric mean over games of the ratio of variances",
+                lambda *each: float(np.exp(np.mean([np.log(x[:, 1].mean() / x[:, 0].mean()) for x in each]))),
+                *(arrays["variances"].mean(1)[:, [self.one, same]] for arrays in self.found.values()),
+                low=1.0,
+                main=True,
+            )
+        )
+        return claims

@@ -2,17 +2,13 @@
 
 from marginax.weights._data import Estimator
 from marginax.weights._model import EstimateInfo
-from marginax.weights.certainty_equivalence import (
-    CertaintyEquivalence,
-    certainty_equivalence,
-    certainty_equivalence_states,
-)
-from marginax.weights.duality import fenchel, fenchel_states, saddle_point, saddle_point_states
+from marginax.weights.certainty_equivalence import CertaintyEquivalence, certainty_equivalence
+from marginax.weights.duality import fenchel, saddle_point
 from marginax.weights.empirical import EmpiricalMDP, estimate_behaviour
 from marginax.weights.exact import NonMarkovianTraces, exact, exact_states, paths, paths_states, to_traces
-from marginax.weights.monte_carlo import MonteCarlo, monte_carlo, monte_carlo_states
-from marginax.weights.regression import Regression, regression, regression_states
-from marginax.weights.reverse_td import ReverseTD, reverse_td, reverse_td_states
+from marginax.weights.monte_carlo import MonteCarlo, monte_carlo
+from marginax.weights.regression import Regression, regression
+from marginax.weights.reverse_td import ReverseTD, reverse_td
 
 __all__ = [
     "CertaintyEquivalence",
@@ -24,21 +20,15 @@ __all__ = [
     "Regression",
     "ReverseTD",
     "certainty_equivalence",
-    "certainty_equivalence_states",
     "estimate_behaviour",
     "exact",
     "exact_states",
     "fenchel",
-    "fenchel_states",
     "monte_carlo",
-    "monte_carlo_states",
     "paths",
     "paths_states",
     "regression",
-    "regression_states",
     "reverse_td",
-    "reverse_td_states",
     "saddle_point",
-    "saddle_point_states",
     "to_traces",
 ]

@@ -1,7 +1,9 @@
 """What every estimator reads from a batch of trajectories, padding put out of reach."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,8 +22,10 @@ __all__ = [
     "discount_of",
     "divide",
     "eliminate",
+    "estimate",
     "link_steps",
     "read_steps",
+    "row_of",
     "rows_of",
     "start_of",
     "traces_of",
@@ -174,6 +178,28 @@ def start_of(
     except TypeError:
         raise ValueError(f"start must be a pair (state, action), got {start!r}") from None
     return checks.index("start[0]", state, num_states), checks.index("start[1]", action, num_actions)
+
+
+def row_of(
+    start: tuple[int, int] | int | None, num_states: int, num_actions: int, on_states: bool
+) -> int | None:
+    """The number of a start among all pairs or states; None for all of them."""
+    start = start_of(start, num_states, num_actions, on_states)
+    return start[0] * num_actions + start[1] if isinstance(start, tuple) else start
+
+
+def estimate(
+    make: Callable[..., Any], trajectories: Trajectory, c: ArrayLike, discount: float | None
+) -> Array:
+    """The weights of a fresh estimator `make(S, A, γ)` after a batch of trajectories, checked before anything is computed."""
+    traces = traces_of(c)
+    gamma = discount_of(trajectories, discount, *traces.shape)
+    return _updated_weights(make(*traces.shape, gamma), trajectories, jnp.asarray(traces))
+
+
+@eqx.filter_jit
+def _updated_weights(estimator: Any, trajectories: Trajectory, c: Array) -> Array:
+    return estimator.update(trajectories, c).weights(c)
 
 
 def divide(numerator: Array, denominator: Array) -> Array:

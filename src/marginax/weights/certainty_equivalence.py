@@ -1,7 +1,5 @@
 """TD weights of the empirical MDP: the balance equation solved with transition counts."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -15,7 +13,7 @@ from marginax.weights._data import divide, read_steps
 from marginax.weights._model import EstimateInfo, model_of
 from marginax.weights.empirical import EmpiricalMDP
 
-__all__ = ["CertaintyEquivalence", "certainty_equivalence", "certainty_equivalence_states"]
+__all__ = ["CertaintyEquivalence", "certainty_equivalence"]
 
 
 class CertaintyEquivalence(eqx.Module):
@@ -95,7 +93,7 @@ class CertaintyEquivalence(eqx.Module):
         return divide(credit(traced), credit(behaviour))
 
     def state_weights(self, c: ArrayLike) -> Float[Array, "S S"]:
-        """The weights on states for V-trace, as `certainty_equivalence_states` gives them."""
+        """The weights on states for V-trace, as `certainty_equivalence(..., on_states=True)` gives them."""
         p, behaviour, traced = self._model(c)
         return divide(self._resolvent(p, traced), self._resolvent(p, behaviour))
 
@@ -130,10 +128,11 @@ def certainty_equivalence(
     trajectories: Trajectory,
     c: ArrayLike,
     *,
+    start: tuple[int, int] | int | None = None,
+    on_states: bool = False,
     mu: ArrayLike | None = None,
     discount: float | None = None,
     prior: ArrayLike | float = 0.0,
-    start: tuple[int, int] | None = None,
     return_info: bool = False,
 ) -> FloatArray | tuple[FloatArray, EstimateInfo]:
     r"""TD weights of the empirical MDP, $\hat w = (I - γ\hat P^{cμ})^{-1} / (I - γ\hat P^μ)^{-1}$ entry by entry.
@@ -146,17 +145,19 @@ def certainty_equivalence(
     Args:
         trajectories: fields `[..., T]`.
         c: traces `[S, A]`.
+        start: a pair `(x, a)`, or a state if `on_states`: only its row, without forming the others.
+        on_states: whether to return weights between states, for V-trace: kernels $\sum_a m(a|x) \hat p(x'|x,a)$.
         mu: the behaviour policy `[S, A]`; when omitted, the probabilities that the trajectories carry; when they carry none,
             action frequencies. In that last case rows of $cμ$ that exceed one are scaled back to one.
         discount: γ; read from the trajectories when omitted.
         prior: pseudo-counts, one number for every `(x, a, x')` or a table `[S, A, S]`. Without, a pair that was never seen does
             what the others do on average, `unseen="average"` of `EmpiricalMDP`; a state without data ends the episode, and
             has the weights of the one-step operator.
-        start: a pair `(x, a)`: only its row, without forming the others.
         return_info: whether to return an `EstimateInfo` too, which says where μ came from.
 
     Returns:
-        `w[x, a, x', a']` of shape `[S, A, S, A]`, or `[S, A]` for one start; with `return_info`, that and the info.
+        `w[x, a, x', a']` of shape `[S, A, S, A]`, on states `[S, S]`; `[S, A]` or `[S]` for one start. With `return_info`, that
+        and the info.
 
     >>> import jax, marginax as mx
     >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
@@ -167,36 +168,6 @@ def certainty_equivalence(
            [1. , 0. ],
            [0.5, 0. ]]), 'logged')
     """
-    return _run(trajectories, c, start, False, mu, discount, prior, return_info)
-
-
-def certainty_equivalence_states(
-    trajectories: Trajectory, c: ArrayLike, *, start: int | None = None, **options: Any
-) -> FloatArray | tuple[FloatArray, EstimateInfo]:
-    r"""TD weights on states for V-trace: `certainty_equivalence` with the kernels $\hat P(x,x') = \sum_a m(a|x) \hat p(x'|x,a)$.
-
-    Args:
-        trajectories: fields `[..., T]`.
-        c: traces `[S, A]`.
-        start: a state: only its row.
-        **options: as for `certainty_equivalence`.
-
-    Returns:
-        `w[x, x']` of shape `[S, S]`, or `[S]` for one start; with `return_info`, that and the info.
-    """
-    return _run(trajectories, c, start, True, **options)
-
-
-def _run(
-    trajectories: Trajectory,
-    c: ArrayLike,
-    start: tuple[int, int] | int | None,
-    on_states: bool,
-    mu: ArrayLike | None = None,
-    discount: float | None = None,
-    prior: ArrayLike | float = 0.0,
-    return_info: bool = False,
-) -> FloatArray | tuple[FloatArray, EstimateInfo]:
     model = model_of(trajectories, c, mu, discount, prior, start, on_states)
     traced, visits = model.credit(model.traced), model.credit(model.behaviour)
     weights = model.spread(np.divide(traced, visits, out=np.zeros_like(visits), where=visits > 0))

@@ -24,7 +24,7 @@ from marginax._solve import Resolvent
 from marginax.trajectories import Trajectory
 from marginax.weights._model import EstimateInfo, Model, model_of
 
-__all__ = ["fenchel", "fenchel_states", "saddle_point", "saddle_point_states"]
+__all__ = ["fenchel", "saddle_point"]
 
 CHECK_EVERY = 20
 """Iterations between looks at the duality gap."""
@@ -37,7 +37,8 @@ def saddle_point(
     trajectories: Trajectory,
     c: ArrayLike,
     *,
-    start: tuple[int, int] | None = None,
+    start: tuple[int, int] | int | None = None,
+    on_states: bool = False,
     mu: ArrayLike | None = None,
     discount: float | None = None,
     prior: ArrayLike | float = 0.0,
@@ -47,6 +48,7 @@ def saddle_point(
     tolerance: float = 1e-7,
     max_iterations: int = 50_000,
     return_info: bool = False,
+    quadratic: bool = False,
 ) -> FloatArray | tuple[FloatArray, EstimateInfo]:
     r"""TD weights by $\min_w \max_{|q| \le 1} L(q, w)$ with the empirical loss (Section 5), for every start $(x,a)$
 
@@ -61,7 +63,9 @@ def saddle_point(
     Args:
         trajectories: fields `[..., T]`.
         c: traces `[S, A]`.
-        start: a pair `(x, a)`: only its row.
+        start: a pair `(x, a)`, or a state if `on_states`: only its row.
+        on_states: whether to return weights between states, for V-trace: $w(x')$, $q(x')$, the kernel
+            $\sum_a c(x,a)\, μ(a|x)\, \hat p(x'|x,a)$ and features `[S, k]`.
         mu: the behaviour policy; when omitted, as logged; when not logged, action frequencies.
         discount: γ; read from the trajectories when omitted.
         prior: pseudo-counts, as for `certainty_equivalence`.
@@ -71,9 +75,10 @@ def saddle_point(
         tolerance: the duality gap at which to stop, in units of the loss (which has a factor `1-γ`).
         max_iterations: after which a warning says that the gap is still larger.
         return_info: whether to return an `EstimateInfo` too: iterations, gap, and where μ came from.
+        quadratic: whether the loss is that of `fenchel`.
 
     Returns:
-        `w` of shape `[S, A, S, A]`, or `[S, A]` for one start; with `return_info`, that and the info.
+        `w` of shape `[S, A, S, A]`, on states `[S, S]`; `[S, A]` or `[S]` for one start. With `return_info`, that and the info.
 
     >>> import jax, marginax as mx
     >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
@@ -83,81 +88,6 @@ def saddle_point(
            [1. , 0. ],
            [0.5, 0. ]])
     """
-    data = (trajectories, c, start, mu, discount, prior, features, critic_features)
-    return _estimate(False, False, *data, radius, tolerance, max_iterations, return_info)
-
-
-def saddle_point_states(
-    trajectories: Trajectory, c: ArrayLike, *, start: int | None = None, **options: Any
-) -> FloatArray | tuple[FloatArray, EstimateInfo]:
-    r"""TD weights on states for V-trace: `saddle_point` with $w(x')$, $q(x')$ and the kernel $\sum_a c(x,a)\, μ(a|x)\, \hat p(x'|x,a)$.
-
-    Args:
-        trajectories: fields `[..., T]`.
-        c: traces `[S, A]`.
-        start: a state: only its row.
-        **options: as for `saddle_point`; features are `[S, k]`.
-
-    Returns:
-        `w` of shape `[S, S]`, or `[S]` for one start; with `return_info`, that and the info.
-    """
-    return _estimate(False, True, trajectories, c, start, **options)
-
-
-def fenchel(
-    trajectories: Trajectory, c: ArrayLike, *, start: tuple[int, int] | None = None, **options: Any
-) -> FloatArray | tuple[FloatArray, EstimateInfo]:
-    r"""TD weights as the ψ of DualDICE's saddle point with target $\tilde{\pi} = cμ$, for every start $(x,a)$
-
-    $$
-    \min_v \max_ψ\ \mathbb{E}_{(x',a') \sim \hat d^μ_{x,a}}\left[\left(v(x',a') - γ\, \hat{\mathbb{E}}[v(x'',\tilde{\pi})]\right) ψ(x',a')
-        - \tfrac12 ψ(x',a')^2\right] - (1-γ)\, v(x,a) .
-    $$
-
-    Args:
-        trajectories: fields `[..., T]`.
-        c: traces `[S, A]`.
-        start: a pair `(x, a)`: only its row.
-        **options: as for `saddle_point`. `critic_features` are those of v, whose coefficients `radius / (1-γ)` bounds.
-
-    Returns:
-        `w` of shape `[S, A, S, A]`, or `[S, A]` for one start; with `return_info`, that and the info.
-
-    >>> import jax, marginax as mx
-    >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
-    >>> batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=50, horizon=50)
-    >>> fenchel(batch, mx.traces.retrace(pi, mu), start=(0, 0)).round(2)
-    array([[1. , 0. ],
-           [1. , 0. ],
-           [0.5, 0. ]])
-    """
-    return _estimate(True, False, trajectories, c, start, **options)
-
-
-def fenchel_states(
-    trajectories: Trajectory, c: ArrayLike, *, start: int | None = None, **options: Any
-) -> FloatArray | tuple[FloatArray, EstimateInfo]:
-    """TD weights on states for V-trace: `fenchel` with ψ(x') and v(x'); arguments and results as for `saddle_point_states`."""
-    return _estimate(True, True, trajectories, c, start, **options)
-
-
-def _estimate(
-    quadratic: bool,
-    on_states: bool,
-    trajectories: Trajectory,
-    c: ArrayLike,
-    start: tuple[int, int] | int | None,
-    mu: ArrayLike | None = None,
-    discount: float | None = None,
-    prior: ArrayLike | float = 0.0,
-    features: ArrayLike | None = None,
-    critic_features: ArrayLike | None = None,
-    radius: float = 100.0,
-    tolerance: float = 1e-7,
-    max_iterations: int = 50_000,
-    return_info: bool = False,
-) -> FloatArray | tuple[FloatArray, EstimateInfo]:
-    """TD weights from the bilinear loss (``quadratic`` False) or from the one with ``-ψ²/2`` (True)."""
     if checks.number("tolerance", tolerance) <= 0:
         raise ValueError(f"tolerance must be positive, got {tolerance}")
     iterations = checks.count("max_iterations", max_iterations)
@@ -184,6 +114,35 @@ def _estimate(
         iterations=max(s.iterations for s in solutions), gap=max(s.gap for s in solutions)
     )
     return (result, info) if return_info else result
+
+
+def fenchel(
+    trajectories: Trajectory, c: ArrayLike, **options: Any
+) -> FloatArray | tuple[FloatArray, EstimateInfo]:
+    r"""TD weights as the ψ of DualDICE's saddle point with target $\tilde{\pi} = cμ$, for every start $(x,a)$
+
+    $$
+    \min_v \max_ψ\ \mathbb{E}_{(x',a') \sim \hat d^μ_{x,a}}\left[\left(v(x',a') - γ\, \hat{\mathbb{E}}[v(x'',\tilde{\pi})]\right) ψ(x',a')
+        - \tfrac12 ψ(x',a')^2\right] - (1-γ)\, v(x,a) .
+    $$
+
+    Args:
+        trajectories: fields `[..., T]`.
+        c: traces `[S, A]`.
+        **options: as for `saddle_point`. `critic_features` are those of v, whose coefficients `radius / (1-γ)` bounds.
+
+    Returns:
+        What `saddle_point` returns.
+
+    >>> import jax, marginax as mx
+    >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
+    >>> batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=50, horizon=50)
+    >>> fenchel(batch, mx.traces.retrace(pi, mu), start=(0, 0)).round(2)
+    array([[1. , 0. ],
+           [1. , 0. ],
+           [0.5, 0. ]])
+    """
+    return saddle_point(trajectories, c, quadratic=True, **options)
 
 
 class _Problem(NamedTuple):
@@ -358,7 +317,7 @@ def _solve(problem: _Problem, tolerance: float, max_iterations: int) -> _Solutio
         warnings.warn(
             f"the saddle point was not reached in {max_iterations} iterations: the duality gap is {gap.max():.3g} and not "
             f"{tolerance:.3g}",
-            stacklevel=5,
+            stacklevel=4,
         )
     return _Solution(best_x, best_y, iteration, float(gap.max()))
 

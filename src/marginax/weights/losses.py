@@ -4,11 +4,20 @@ Each loss takes what the networks say on the pairs $(x_t, a_t)$ of a sequence th
 returns a scalar to differentiate; `jax.vmap` and a mean make batches. Whether the networks also see the start
 is the caller's choice: with it they estimate $w^c_{x_0,a_0}(x_t,a_t)$, without it its average over starts.
 
-Time runs as in `marginax.targets`: `traces[t] = c(x_t, a_t)` (the first is never read), `discounts[t]` is γ,
-or 0 where step `t` ended the episode, and nothing after a truncated or terminal step is read. A sequence of
+| argument, `[T]` each | |
+|---|---|
+| `weights` | $w(x_t, a_t)$ |
+| `critic` | the adversary's value of $(x_t, a_t)$ |
+| `traces` | $c(x_t, a_t)$; the first is never read |
+| `discounts` | γ, or 0 where step `t` ended the episode |
+| `truncated` | steps after which the sequence does not go on; none when omitted |
+
+Time runs as in `marginax.targets`, and nothing after a truncated or terminal step is read. A sequence of
 length T knows nothing of later times, so traces count as zero from T on: the weights are those of
 the T-step operator, $w = E[C_\tau \mid x_0, a_0, x_\tau, a_\tau, \tau < T]$, and of the paper's as T grows.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,22 +59,11 @@ def regression(
 
     Its minimiser is $E[C_\tau \mid x_\tau, a_\tau]$ under a geometric time τ, which is $w^c$: no adversary needed.
 
-    Args:
-        weights: $w(x_t, a_t)$.
-        traces: $c(x_t, a_t)$.
-        discounts: γ, or 0 where step `t` ended the episode.
-        truncated: Steps after which the sequence does not go on.
-
-    Returns:
-        The loss, to be minimised over the weights.
-
     >>> regression(jnp.array([1.0, 0.25]), jnp.array([1.0, 0.5]), jnp.full(2, 0.5))
     Array(0.03125, dtype=float32)
     """
-    cut = _cuts(discounts, truncated)
-    products, reached = cumulative(traces, cut)
-    error = jnp.where(reached, weights - products, 0)
-    return jnp.sum(_powers(discounts, cut) * error**2)
+    seen = _read(traces, discounts, truncated)
+    return jnp.sum(seen.powers * jnp.where(seen.reached, weights - seen.products, 0) ** 2)
 
 
 def deviance(
@@ -130,9 +128,9 @@ def path_deviance(
     Args:
         scores: $f_t$; at t = 0 and 1 no trace lies on the way, u is 1, and they are not read. So f learns the
             mean over times t ≥ 2.
-        traces: $c(x_t, a_t)$.
-        discounts: γ, or 0 where step `t` ended the episode.
-        truncated: Steps after which the sequence does not go on.
+        traces: As above.
+        discounts: As above.
+        truncated: As above.
         power: p of `deviance`.
         mixture: κ.
         shift: s of `deviance`.
@@ -143,11 +141,10 @@ def path_deviance(
     >>> bool(jnp.abs(jax.grad(path_deviance)(f, traces, discounts)).max() < 1e-6)
     True
     """
-    cut = _cuts(discounts, truncated)
-    reached = cumulative(traces, cut)[1]
-    known = jnp.arange(len(scores)) < 2
-    scores = jnp.where(known | ~reached, 0, scores)
-    traces = jnp.where(reached, traces, 0)
+    seen = _read(traces, discounts, truncated)
+    known = (jnp.arange(len(scores)) < 2) | ~seen.reached
+    scores = jnp.where(known, 0, scores)
+    traces = jnp.where(seen.reached, traces, 0)
 
     def step(product: Array, each: tuple[Array, Array]) -> tuple[Array, Array]:
         trace, u = each
@@ -155,10 +152,10 @@ def path_deviance(
 
     one = jnp.ones_like(scores[0])
     u = jnp.exp(scores) if bootstrap is None else bootstrap
-    u = jax.lax.stop_gradient(jnp.where(known | ~reached, 1, u))
+    u = jax.lax.stop_gradient(jnp.where(known, 1, u))
     _, products = jax.lax.scan(step, one, (traces[1:], u[1:]), unroll=min(16, len(scores)))
     each = deviance(scores, jnp.concatenate([one[None], products]), power, shift)
-    return jnp.sum(_powers(discounts, cut) * jnp.where(known | ~reached, 0, each))
+    return jnp.sum(seen.powers * jnp.where(known, 0, each))
 
 
 def saddle_point(
@@ -174,24 +171,15 @@ def saddle_point(
 
     without the constant factor $1-\gamma$. For $w_t = C_t$ it is zero whatever the critic says.
 
-    Args:
-        weights: $w(x_t, a_t)$, usually the softplus of a network.
-        critic: $q(x_t, a_t)$, usually the tanh of a network.
-        traces: $c(x_t, a_t)$.
-        discounts: γ, or 0 where step `t` ended the episode.
-        truncated: Steps after which the sequence does not go on.
-
-    Returns:
-        The loss, to be minimised over the weights and maximised over the critic.
+    It is to be minimised over the weights, usually the softplus of a network, and maximised over the critic, usually a tanh.
 
     >>> traces = jnp.array([1.0, 0.5])
     >>> saddle_point(jnp.array([1.0, 0.5]), jnp.array([0.5, -0.5]), traces, jnp.full(2, 0.5))
     Array(0., dtype=float32)
     """
-    cut = _cuts(discounts, truncated)
-    reached = cumulative(traces, cut)[1]
-    errors = jnp.where(reached, _successor(critic, traces, discounts, cut) - critic, 0)
-    return critic[0] + jnp.sum(_powers(discounts, cut) * jnp.where(reached, weights, 0) * errors)
+    seen = _read(traces, discounts, truncated)
+    kept = jnp.where(seen.reached, weights, 0)
+    return critic[0] - jnp.sum(seen.powers * kept * _differences(critic, traces, discounts, seen))
 
 
 def penalty(
@@ -202,20 +190,13 @@ def penalty(
     A tanh that saturates has no gradient, and a critic of one sign everywhere is where plain ascent ends up. At
     the solution every critic scores zero, so that of zero is the best, and the penalty moves nothing.
 
-    Args:
-        scores: $s_t$, with $q(x_t, a_t) = \tanh s_t$.
-        discounts: γ, or 0 where step `t` ended the episode.
-        truncated: Steps after which the sequence does not go on.
-
-    Returns:
-        The penalty, to be minimised over the critic.
+    `scores` are $s_t$, with $q(x_t, a_t) = \tanh s_t$.
 
     >>> penalty(jnp.array([2.0, 1.0]), jnp.full(2, 0.5))
     Array(2.25, dtype=float32)
     """
-    cut = _cuts(discounts, truncated)
-    reached = cumulative(scores, cut)[1]
-    return 0.5 * jnp.sum(_powers(discounts, cut) * jnp.where(reached, scores, 0) ** 2)
+    seen = _read(scores, discounts, truncated)
+    return 0.5 * jnp.sum(seen.powers * jnp.where(seen.reached, scores, 0) ** 2)
 
 
 def fenchel(
@@ -230,26 +211,16 @@ def fenchel(
     $$\sum_t \gamma^t \Bigl[ \bigl(v(x_t,a_t) - \gamma c_{t+1} v(x_{t+1},a_{t+1})\bigr) w(x_t,a_t)
     - \tfrac12 w(x_t,a_t)^2 \Bigr] - v(x_0,a_0)$$
 
-    without the constant factor $1-\gamma$.
-
-    Args:
-        weights: $w(x_t, a_t)$, the paper's ψ; best without bounds, so that a weight of zero can be learned.
-        critic: $v(x_t, a_t)$, without bounds.
-        traces: $c(x_t, a_t)$.
-        discounts: γ, or 0 where step `t` ended the episode.
-        truncated: Steps after which the sequence does not go on.
-
-    Returns:
-        The loss, to be minimised over the critic and maximised over the weights.
+    without the constant factor $1-\gamma$. It is to be minimised over the critic v and maximised over the weights, the paper's ψ;
+    both are best without bounds, so that a weight of zero can be learned.
 
     >>> fenchel(jnp.array([1.0, 0.5]), jnp.zeros(2), jnp.array([1.0, 0.5]), jnp.full(2, 0.9))
     Array(-0.6125, dtype=float32)
     """
-    cut = _cuts(discounts, truncated)
-    reached = cumulative(traces, cut)[1]
-    errors = jnp.where(reached, critic - _successor(critic, traces, discounts, cut), 0)
-    kept = jnp.where(reached, weights, 0)
-    return jnp.sum(_powers(discounts, cut) * (errors * kept - kept**2 / 2)) - critic[0]
+    seen = _read(traces, discounts, truncated)
+    kept = jnp.where(seen.reached, weights, 0)
+    errors = _differences(critic, traces, discounts, seen)
+    return jnp.sum(seen.powers * (errors * kept - kept**2 / 2)) - critic[0]
 
 
 def normalise(
@@ -275,18 +246,25 @@ def normalise(
     return raised / (jnp.sum(raised) / jnp.maximum(jnp.sum(valid), 1))
 
 
-def _cuts(discounts: Array, truncated: Array | None) -> Array:
-    ended = (discounts == 0).at[-1].set(True)
-    return ended if truncated is None else ended | truncated
+class _Read(NamedTuple):
+    """What a sequence says where it is reached: $C_t$, γ^t (both zero after a cut), and the cuts themselves."""
+
+    products: Array
+    powers: Array
+    reached: Array
+    cut: Array
 
 
-def _powers(discounts: Array, cut: Array) -> Array:
-    """γ^t at the steps that are reached, zero after a cut."""
-    carried = jnp.where(cut, 0, discounts)[:-1]
-    return jnp.concatenate([jnp.ones_like(discounts[:1]), jnp.cumprod(carried)])
+def _read(traces: Array, discounts: Array, truncated: Array | None) -> _Read:
+    cut = (discounts == 0).at[-1].set(True)
+    cut = cut if truncated is None else cut | truncated
+    powers = jnp.cumprod(jnp.where(cut, 0, discounts)[:-1])
+    products, reached = cumulative(traces, cut)
+    return _Read(products, jnp.concatenate([jnp.ones_like(discounts[:1]), powers]), reached, cut)
 
 
-def _successor(values: Array, traces: Array, discounts: Array, cut: Array) -> Array:
-    """γ c_{t+1} times the value at t + 1; zero where the sequence does not go on."""
+def _differences(values: Array, traces: Array, discounts: Array, seen: _Read) -> Array:
+    """The value at t minus γ c_{t+1} times that at t + 1; the latter is zero where the sequence does not go on."""
     following = jnp.concatenate([traces[1:] * values[1:], jnp.zeros_like(values[:1])])
-    return jnp.where(cut, 0, discounts * jnp.where(cut, 0, following))
+    successor = jnp.where(seen.cut, 0, discounts * jnp.where(seen.cut, 0, following))
+    return jnp.where(seen.reached, values - successor, 0)

@@ -1,6 +1,7 @@
 """TD weights as averages of the products of traces met along trajectories (Algorithm 2, made consistent)."""
 
-from typing import Any
+import math
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -10,18 +11,9 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax.trajectories import Trajectory
-from marginax.weights._data import (
-    assemble,
-    count_starts,
-    discount_of,
-    divide,
-    link_steps,
-    rows_of,
-    start_of,
-    traces_of,
-)
+from marginax.weights._data import assemble, count_starts, divide, estimate, link_steps, row_of, rows_of
 
-__all__ = ["MonteCarlo", "monte_carlo", "monte_carlo_states"]
+__all__ = ["MonteCarlo", "monte_carlo"]
 
 
 class MonteCarlo(eqx.Module):
@@ -54,14 +46,12 @@ class MonteCarlo(eqx.Module):
         sums: numerator and denominator `[rows, 2, n]`, with `n` states, or pairs if not factored; `[rows, 1, n]` if `as_printed`.
         visits: of each row, how often it was a start, and its discounted returns to itself, `[2, rows]`; None if not factored.
         discount: γ.
-        num_states: S.
-        num_actions: A.
+        shape: `(S, A)`, on states `(S,)`.
         average: "running": all starts count alike. "exponential": each visit of a start moves its row of numerator and
             denominator by `step_size` towards what followed.
         step_size: α of the exponential average.
         factored: whether only the path is averaged.
         as_printed: Algorithm 2 as printed, see `monte_carlo`.
-        on_states: whether the weights are `[S, S]`, for V-trace.
         start: the only row that is kept; all if None.
 
     >>> import jax, marginax as mx
@@ -77,13 +67,11 @@ class MonteCarlo(eqx.Module):
     sums: Float[Array, "rows k n"]
     visits: Float[Array, "2 rows"] | None
     discount: Float[Array, ""]
-    num_states: int = eqx.field(static=True)
-    num_actions: int = eqx.field(static=True)
+    shape: tuple[int, ...] = eqx.field(static=True)
     average: str = eqx.field(static=True)
     step_size: float = eqx.field(static=True)
     factored: bool = eqx.field(static=True)
     as_printed: bool = eqx.field(static=True)
-    on_states: bool = eqx.field(static=True)
     start: int | None = eqx.field(static=True)
 
     @classmethod
@@ -100,7 +88,7 @@ class MonteCarlo(eqx.Module):
         on_states: bool = False,
         start: tuple[int, int] | int | None = None,
     ) -> "MonteCarlo":
-        """The estimator before any data; its arguments are the class's attributes."""
+        """The estimator before any data; its arguments are the class's attributes, `on_states` is for V-trace."""
         states, actions = checks.count("num_states", num_states), checks.count("num_actions", num_actions)
         if average not in ("running", "exponential"):
             raise ValueError(f"average must be 'running' or 'exponential', got {average!r}")
@@ -108,21 +96,18 @@ class MonteCarlo(eqx.Module):
             raise ValueError(f"step_size must lie in (0, 1], got {step_size}")
         factored = factored and not (as_printed or on_states)
         n = states if on_states else states * actions
-        start = start_of(start, states, actions, on_states)
-        row = start[0] * actions + start[1] if isinstance(start, tuple) else start
+        row = row_of(start, states, actions, on_states)
         rows = n if row is None else 1
         checks.fits_in_memory(f"weights between {n} and {n}", n * rows, instead="ask for one row (start=)")
         return cls(
             sums=jnp.zeros((rows, 1 if as_printed else 2, states if factored else n)),
             visits=jnp.zeros((2, rows)) if factored else None,
             discount=jnp.asarray(discount, dtype=jnp.result_type(float)),
-            num_states=states,
-            num_actions=actions,
+            shape=(states,) if on_states else (states, actions),
             average="exponential" if as_printed else average,
             step_size=step_size,
             factored=factored,
             as_printed=as_printed,
-            on_states=on_states,
             start=row,
         )
 
@@ -137,7 +122,7 @@ class MonteCarlo(eqx.Module):
         Returns:
             The new estimator.
         """
-        links = link_steps(trajectories, c, self.discount, self.on_states, self.factored)
+        links = link_steps(trajectories, c, self.discount, len(self.shape) == 1, self.factored)
         rows, n = self.sums.shape[0], self.sums.shape[-1]
         row = rows_of(links, rows, self.start)
         sums, share = self.sums, jnp.ones(row.shape, self.sums.dtype)
@@ -163,7 +148,7 @@ class MonteCarlo(eqx.Module):
         (sums, _), _ = jax.lax.scan(step, (sums, tails), inputs, reverse=True)
         visits = self.visits
         if visits is not None:
-            visits = visits + count_starts(links, row, rows, self.num_states * self.num_actions)
+            visits = visits + count_starts(links, row, rows, math.prod(self.shape))
         return eqx.tree_at(lambda e: (e.sums, e.visits), self, (sums, visits), is_leaf=lambda x: x is None)
 
     def paths(self) -> Float[Array, "rows S"]:
@@ -183,16 +168,16 @@ class MonteCarlo(eqx.Module):
                     "c is needed: weights are the learned paths times the traces of the last action"
                 )
             table = assemble(table, jnp.asarray(c, table.dtype), self.visits, self.start)
-        one = (self.num_states,) if self.on_states else (self.num_states, self.num_actions)
-        return table.reshape(one if self.start is not None else one * 2)
+        return table.reshape(self.shape if self.start is not None else self.shape * 2)
 
 
 def monte_carlo(
     trajectories: Trajectory,
     c: ArrayLike,
     *,
-    start: tuple[int, int] | None = None,
+    start: tuple[int, int] | int | None = None,
     discount: float | None = None,
+    on_states: bool = False,
     average: str = "running",
     step_size: float = 0.1,
     factored: bool = True,
@@ -206,8 +191,9 @@ def monte_carlo(
     Args:
         trajectories: fields `[..., T]`.
         c: traces `[S, A]`.
-        start: a pair `(x, a)`: only its row.
+        start: a pair `(x, a)`, or a state if `on_states`: only its row.
         discount: γ; read from the trajectories when omitted.
+        on_states: whether to return weights between states, for V-trace: averages of $c_t \cdots c_{s-1}$.
         average: "running", or "exponential" with `step_size` in the order of the trajectories.
         step_size: α.
         factored: whether to average the path only and to put in the last trace exactly. If False, products that include the last
@@ -217,7 +203,7 @@ def monte_carlo(
             1-γ, which the factor 1/(1-γ) of the paper's target takes away again, is left out.
 
     Returns:
-        `w[x, a, x', a']` of shape `[S, A, S, A]`; `[S, A]` for one start.
+        `w[x, a, x', a']` of shape `[S, A, S, A]`, on states `[S, S]`; `[S, A]` or `[S]` for one start.
 
     >>> import jax, marginax as mx
     >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
@@ -228,44 +214,8 @@ def monte_carlo(
            [0.5, 0. ]], dtype=float32)
     """
     form = {"average": average, "step_size": step_size, "factored": factored, "as_printed": as_printed}
-    return _run(trajectories, c, discount, start=start, **form)
-
-
-def monte_carlo_states(
-    trajectories: Trajectory,
-    c: ArrayLike,
-    *,
-    start: int | None = None,
-    discount: float | None = None,
-    **options: Any,
-) -> Float[Array, "*table"]:
-    r"""TD weights on states for V-trace: `monte_carlo` with the product $c_0 \cdots c_{t-1}$.
-
-    Args:
-        trajectories: fields `[..., T]`.
-        c: traces `[S, A]`.
-        start: a state: only its row.
-        discount: γ; read from the trajectories when omitted.
-        **options: `average`, `step_size` and `as_printed` as for `monte_carlo`.
-
-    Returns:
-        `w[x, x']` of shape `[S, S]`; `[S]` for one start.
-    """
-    return _run(trajectories, c, discount, start=start, on_states=True, **options)
-
-
-def _run(trajectories: Trajectory, c: ArrayLike, discount: float | None, **form: Any) -> Array:
-    traces = traces_of(c)
-    states, actions = traces.shape
-    gamma = discount_of(trajectories, discount, states, actions)
-    return _updated_weights(
-        MonteCarlo.init(states, actions, gamma, **form), trajectories, jnp.asarray(traces)
-    )
-
-
-@eqx.filter_jit
-def _updated_weights(estimator: MonteCarlo, trajectories: Trajectory, c: Array) -> Array:
-    return estimator.update(trajectories, c).weights(c)
+    make = partial(MonteCarlo.init, start=start, on_states=on_states, **form)  # type: ignore[arg-type]
+    return estimate(make, trajectories, c, discount)
 
 
 def _later_visits(rows: Int[Array, "B T"], size: int) -> tuple[Int[Array, "B T"], Int[Array, "size"]]:

@@ -14,16 +14,16 @@ from marginax.trajectories import Trajectory
 from marginax.weights._data import (
     assemble,
     count_starts,
-    discount_of,
     eliminate,
+    estimate,
     link_steps,
     rows_of,
     start_of,
     traces_of,
 )
-from marginax.weights.monte_carlo import monte_carlo, monte_carlo_states
+from marginax.weights.monte_carlo import monte_carlo
 
-__all__ = ["Regression", "regression", "regression_states"]
+__all__ = ["Regression", "regression"]
 
 
 class Regression(eqx.Module):
@@ -178,8 +178,9 @@ def regression(
     trajectories: Trajectory,
     c: ArrayLike,
     *,
-    start: tuple[int, int] | None = None,
+    start: tuple[int, int] | int | None = None,
     discount: float | None = None,
+    on_states: bool = False,
     features: ArrayLike | None = None,
     start_features: ArrayLike | None = None,
     ridge: float = 1e-6,
@@ -192,14 +193,15 @@ def regression(
     Args:
         trajectories: fields `[..., T]`.
         c: traces `[S, A]`.
-        start: a pair `(x, a)`: only its row.
+        start: a pair `(x, a)`, or a state if `on_states`: only its row.
         discount: γ; read from the trajectories when omitted.
+        on_states: whether to return weights between states, for V-trace: a fit of $c_t \cdots c_{s-1}$.
         features: φ of the state reached, `[S, k]`; tables when omitted.
-        start_features: ψ of the start, `[S, A, j]`; when omitted, every start has coefficients of its own.
+        start_features: ψ of the start, `[S, A, j]` or `[S, j]`; when omitted, every start has coefficients of its own.
         ridge: added to the diagonal of the normal equations, relative to its mean.
 
     Returns:
-        `w[x, a, x', a']` of shape `[S, A, S, A]`; `[S, A]` for one start.
+        `w[x, a, x', a']` of shape `[S, A, S, A]`, on states `[S, S]`; `[S, A]` or `[S]` for one start.
 
     >>> import jax, marginax as mx
     >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
@@ -210,62 +212,20 @@ def regression(
            [0.5, 0. ]], dtype=float32)
     """
     if features is None and start_features is None:
-        return monte_carlo(trajectories, c, discount=discount, start=start)
-    return _run(trajectories, c, start, False, discount, features, start_features, ridge)
-
-
-def regression_states(
-    trajectories: Trajectory,
-    c: ArrayLike,
-    *,
-    start: int | None = None,
-    discount: float | None = None,
-    **options: Any,
-) -> Float[Array, "*table"]:
-    r"""TD weights on states for V-trace: `regression` with the product $c_t \cdots c_{s-1}$.
-
-    Args:
-        trajectories: fields `[..., T]`.
-        c: traces `[S, A]`.
-        start: a state: only its row.
-        discount: γ; read from the trajectories when omitted.
-        **options: `features`, `start_features` (`[S, j]`) and `ridge` as for `regression`.
-
-    Returns:
-        `w[x, x']` of shape `[S, S]`; `[S]` for one start.
-    """
-    if options.get("features") is None and options.get("start_features") is None:
-        return monte_carlo_states(trajectories, c, discount=discount, start=start)
-    return _run(trajectories, c, start, True, discount, **options)
-
-
-def _run(
-    trajectories: Trajectory,
-    c: ArrayLike,
-    start: tuple[int, int] | int | None,
-    on_states: bool,
-    discount: float | None,
-    features: ArrayLike | None = None,
-    start_features: ArrayLike | None = None,
-    ridge: float = 1e-6,
-) -> Array:
-    traces = traces_of(c)
-    num_states, num_actions = traces.shape
-    gamma = discount_of(trajectories, discount, num_states, num_actions)
-    start = start_of(start, num_states, num_actions, on_states)
+        return monte_carlo(trajectories, c, discount=discount, start=start, on_states=on_states)
     if features is None:
         raise ValueError("start_features needs features: without, the weights are tables")
-    phi = checks.array("features", features, (num_states, None))
-    shape = traces.shape[:1] if on_states else traces.shape
+    states, actions = traces_of(c).shape
+    start = start_of(start, states, actions, on_states)
+    shape = (states,) if on_states else (states, actions)
+    phi = checks.array("features", features, (states, None))
     psi = None if start_features is None else checks.array("start_features", start_features, (*shape, None))
-    estimator = Regression.init(phi, num_actions, gamma, start_features=psi, ridge=ridge, on_states=on_states)
-    weights = _updated_weights(estimator, trajectories, jnp.asarray(traces))
+
+    def make(states: int, actions: int, gamma: float) -> Regression:
+        return Regression.init(phi, actions, gamma, start_features=psi, ridge=ridge, on_states=on_states)
+
+    weights = estimate(make, trajectories, c, discount)
     return weights if start is None else weights[start]
-
-
-@eqx.filter_jit
-def _updated_weights(estimator: Regression, trajectories: Trajectory, c: Array) -> Array:
-    return estimator.update(trajectories, c).weights(c)
 
 
 def _solve(gram: Float[Array, "n k k"], moment: Float[Array, "n k"], ridge: Array) -> Float[Array, "n k"]:

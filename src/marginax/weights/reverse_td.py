@@ -12,6 +12,7 @@ $c(x_t,a_t)\, u(x_t)$ if the arrival came from $(x_t, a_t)$. The target bootstra
 `ReverseTD` keeps the sums of this equation for each start and solves it: the fixed point of reverse TD on the data so far.
 """
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -25,17 +26,16 @@ from marginax.trajectories import Trajectory
 from marginax.weights._data import (
     assemble,
     count_starts,
-    discount_of,
     divide,
     eliminate,
+    estimate,
     link_steps,
     read_steps,
+    row_of,
     rows_of,
-    start_of,
-    traces_of,
 )
 
-__all__ = ["ReverseTD", "reverse_td", "reverse_td_states"]
+__all__ = ["ReverseTD", "reverse_td"]
 
 
 class ReverseTD(eqx.Module):
@@ -94,8 +94,7 @@ class ReverseTD(eqx.Module):
     ) -> "ReverseTD":
         """The estimator before any data; its arguments are the class's attributes."""
         s, a = checks.count("num_states", num_states), checks.count("num_actions", num_actions)
-        start = start_of(start, s, a, on_states)
-        row = start[0] * a + start[1] if isinstance(start, tuple) else start
+        row = row_of(start, s, a, on_states)
         rows = 1 if row is not None else s if on_states else s * a
         checks.fits_in_memory(
             f"flows between {s} states for {rows} starts",
@@ -163,7 +162,7 @@ class ReverseTD(eqx.Module):
             return divide(eliminate(jnp.column_stack([(identity - kernel).T, first])), total)
 
         by_row = jax.tree.map(lambda field: jnp.moveaxis(field, -1, 0), (self.flows, scale, first, total))
-        return jax.lax.map(solve, by_row, batch_size=32)
+        return jax.lax.map(solve, by_row)  # one system at a time stays in the cache
 
     def weights(self, c: ArrayLike) -> Array:
         """The weights so far: `[S, A, S, A]`, on states `[S, S]`, for one start `[S, A]` or `[S]`.
@@ -182,8 +181,9 @@ def reverse_td(
     trajectories: Trajectory,
     c: ArrayLike,
     *,
-    start: tuple[int, int] | None = None,
+    start: tuple[int, int] | int | None = None,
     discount: float | None = None,
+    on_states: bool = False,
     mu: ArrayLike | None = None,
 ) -> Float[Array, "*table"]:
     r"""TD weights $\hat w = \hat u c$ with $\hat u$ the fixed point of reverse TD, $u(x_{t+1}) \leftarrow c_t\, u(x_t)$, $u(x_1) \leftarrow 1$.
@@ -195,12 +195,13 @@ def reverse_td(
     Args:
         trajectories: fields `[..., T]`.
         c: traces `[S, A]`.
-        start: a pair `(x, a)`: only its row.
+        start: a pair `(x, a)`, or a state if `on_states`: only its row.
         discount: γ; read from the trajectories when omitted.
+        on_states: whether to return weights between states, for V-trace: $u(x_1) \leftarrow c_0$.
         mu: the behaviour policy `[S, A]`; action frequencies when omitted, and then mean traces above 1 count as 1.
 
     Returns:
-        `w[x, a, x', a']` of shape `[S, A, S, A]`; `[S, A]` for one start.
+        `w[x, a, x', a']` of shape `[S, A, S, A]`, on states `[S, S]`; `[S, A]` or `[S]` for one start.
 
     >>> import jax, marginax as mx
     >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
@@ -210,40 +211,5 @@ def reverse_td(
            [1. , 0. ],
            [0.5, 0. ]], dtype=float32)
     """
-    return _run(trajectories, c, discount, start=start, mu=mu)
-
-
-def reverse_td_states(
-    trajectories: Trajectory,
-    c: ArrayLike,
-    *,
-    start: int | None = None,
-    discount: float | None = None,
-    mu: ArrayLike | None = None,
-) -> Float[Array, "*table"]:
-    r"""TD weights on states for V-trace: `reverse_td` with $u(x_1) \leftarrow c_0$.
-
-    Args:
-        trajectories: fields `[..., T]`.
-        c: traces `[S, A]`.
-        start: a state: only its row.
-        discount: γ; read from the trajectories when omitted.
-        mu: as for `reverse_td`.
-
-    Returns:
-        `w[x, x']` of shape `[S, S]`; `[S]` for one start.
-    """
-    return _run(trajectories, c, discount, start=start, mu=mu, on_states=True)
-
-
-def _run(trajectories: Trajectory, c: ArrayLike, discount: float | None, **form: Any) -> Array:
-    traces = traces_of(c)
-    states, actions = traces.shape
-    gamma = discount_of(trajectories, discount, states, actions)
-    estimator = ReverseTD.init(states, actions, gamma, **form)
-    return _updated_weights(estimator, trajectories, jnp.asarray(traces))
-
-
-@eqx.filter_jit
-def _updated_weights(estimator: ReverseTD, trajectories: Trajectory, c: Array) -> Array:
-    return estimator.update(trajectories, c).weights(c)
+    make = partial(ReverseTD.init, mu=mu, start=start, on_states=on_states)
+    return estimate(make, trajectories, c, discount)
