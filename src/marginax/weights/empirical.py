@@ -168,7 +168,7 @@ class EmpiricalMDP(eqx.Module):
                 probabilities.
         """
         if self.dense:
-            return self._add_dense(states, actions, next_states, ended, rewards, first, behaviour, valid)
+            return self._add_dense(states, actions, next_states, ended, valid, rewards, first, behaviour)
         kept = slice(None) if valid is None else np.asarray(valid, bool)
 
         def column(values: ArrayLike | None) -> Any:
@@ -197,18 +197,10 @@ class EmpiricalMDP(eqx.Module):
         )
 
     def _add_dense(
-        self,
-        states: Any,
-        actions: Any,
-        next_states: Any,
-        ended: Any,
-        rewards: Any,
-        first: Any,
-        behaviour: Any,
-        valid: Any,
+        self, x: Any, a: Any, y: Any, ended: Any, valid: Any, rewards: Any, first: Any, behaviour: Any
     ) -> "EmpiricalMDP":
         dtype = self.visits.dtype
-        x, a, y, ended = (jnp.asarray(field) for field in (states, actions, next_states, ended))
+        x, a, y, ended = (jnp.asarray(field) for field in (x, a, y, ended))
         counted = jnp.ones(x.shape, bool) if valid is None else jnp.asarray(valid, bool)
         goes_on = counted & ~ended
         x, a, y = jnp.where(counted, x, 0), jnp.where(counted, a, 0), jnp.where(goes_on, y, 0)

@@ -72,14 +72,12 @@ def exact_states(mdp: TabularMDP, mu: ArrayLike, c: ArrayLike, *, start: int | N
         >>> exact_states(mdp, mu, traces.retrace(pi, mu), start=0)
         array([1.  , 0.5 , 0.25])
     """
-    behaviour = mdp.policy("mu", mu)
-    traced = converging(mdp, behaviour * checks.array("c", c, mdp.r.shape)).paths
-    visits = Resolvent(mdp.state_kernel(behaviour), mdp.discount)
+    both = _on_states(mdp, mu, checks.array("c", c, mdp.r.shape))
     if start is None:
-        return _divide(StateTraced(traced).matrix(), StateTraced(visits).matrix())
+        return _divide(*(StateTraced(each).matrix() for each in both))
     first = np.zeros(mdp.num_states)
     first[checks.index("start", start, mdp.num_states)] = 1.0
-    return _divide(traced.transposed(first), visits.transposed(first))
+    return _divide(*(each.transposed(first) for each in both))
 
 
 def paths(
@@ -110,19 +108,17 @@ def paths(
         >>> paths(mdp, mu, traces.retrace(pi, mu), start=(0, 0))
         array([0. , 1. , 0.5])
     """
-    behaviour = mdp.policy("mu", mu)
-    traced = converging(mdp, behaviour * _markovian(mdp, c)).paths
-    visits = Resolvent(mdp.state_kernel(behaviour), mdp.discount)
+    both = _on_states(mdp, mu, _markovian(mdp, c))
     if start is not None:
         first = mdp.successors(start)
-        return _divide(traced.transposed(first), visits.transposed(first))
+        return _divide(*(each.transposed(first) for each in both))
     checks.fits_in_memory(
         "paths between all pairs and states",
         mdp.r.size * mdp.num_states,
         copies=4,
         instead="ask for one row (start=)",
     )
-    return _divide(mdp.expect_next(traced.matrix()), mdp.expect_next(visits.matrix()))
+    return _divide(*(mdp.expect_next(each.matrix()) for each in both))
 
 
 def paths_states(mdp: TabularMDP, mu: ArrayLike, c: ArrayLike, *, start: int | None = None) -> FloatArray:
@@ -146,18 +142,12 @@ def paths_states(mdp: TabularMDP, mu: ArrayLike, c: ArrayLike, *, start: int | N
         >>> paths_states(mdp, mu, traces.retrace(pi, mu), start=0)
         array([0.  , 0.5 , 0.25])
     """
-    behaviour = mdp.policy("mu", mu)
-    measure = behaviour * _markovian(mdp, c)
-    traced = converging(mdp, measure).paths
-    visits = Resolvent(mdp.state_kernel(behaviour), mdp.discount)
+    both = _on_states(mdp, mu, _markovian(mdp, c))
     if start is None:
-        return _divide(
-            _arrivals(traced, StateTraced(traced).matrix()), _arrivals(visits, StateTraced(visits).matrix())
-        )
+        # P Σ_t (γP)^t: what a path of at least one step reaches, without subtracting.
+        return _divide(*(each.kernel @ StateTraced(each).matrix() for each in both))
     state = checks.index("start", start, mdp.num_states)
-    return _divide(
-        traced.transposed(_row(traced.kernel, state)), visits.transposed(_row(visits.kernel, state))
-    )
+    return _divide(*(each.transposed(_row(each.kernel, state)) for each in both))
 
 
 class NonMarkovianTraces(NamedTuple):
@@ -220,6 +210,13 @@ def to_traces(mdp: TabularMDP, mu: ArrayLike, w: ArrayLike, start: tuple[int, in
     return NonMarkovianTraces(float(weights[origin]), ratio)
 
 
+def _on_states(mdp: TabularMDP, mu: ArrayLike, traces: FloatArray) -> tuple[Resolvent, Resolvent]:
+    """What paths of μ reach, with and without the traces."""
+    behaviour = mdp.policy("mu", mu)
+    traced = converging(mdp, behaviour * traces).paths
+    return traced, Resolvent(mdp.state_kernel(behaviour), mdp.discount)
+
+
 def _markovian(mdp: TabularMDP, c: ArrayLike) -> FloatArray:
     if np.ndim(c) == 3:
         raise ValueError(
@@ -232,11 +229,6 @@ def _markovian(mdp: TabularMDP, c: ArrayLike) -> FloatArray:
 def _row(kernel: Any, state: int) -> FloatArray:
     row = kernel[[state]]
     return (row.toarray() if sp.issparse(row) else row)[0]
-
-
-def _arrivals(resolvent: Resolvent, total: FloatArray) -> FloatArray:
-    """``P Σ_t (γP)^t`` from ``Σ_t (γP)^t``: what a path of at least one step reaches, without subtracting."""
-    return resolvent.kernel @ total
 
 
 def _divide(traced: FloatArray, visits: FloatArray) -> FloatArray:
