@@ -16,8 +16,9 @@ def batch(seed=0, episodes=12, horizon=8, **kwargs):
     return mx.trajectories.sample(MDP, MU, jax.random.key(seed), episodes=episodes, horizon=horizon, **kwargs)
 
 
-@pytest.mark.parametrize("reset", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("known", [True, False], ids=["mu", "counts"])
+@pytest.mark.parametrize(
+    ("known", "reset"), [(True, True), (False, False)], ids=["mu, packed", "counts, padded"]
+)
 def test_is_the_fixed_point_of_sweeps_over_starts_and_arrivals(known, reset):
     data = batch(reset=reset)
     mu = MU if known else mx.weights.estimate_behaviour(data, 5, 2)

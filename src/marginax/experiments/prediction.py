@@ -323,10 +323,10 @@ class _Results:
                 ]
                 spread = (arrays[name][..., i].mean() for name in ("variances", "credits"))
                 rows.append((*what, *map(float, (*errors, *spread))))
-        what = ("game", "operator", "decay", "clip")
-        write_csv(folder / "errors.csv", (*what, "updates", "mean", "standard deviation"), curves)
+        names = ("game", "operator", "decay", "clip")
+        write_csv(folder / "errors.csv", (*names, "updates", "mean", "standard deviation"), curves)
         measures = ("mean error", "±", "final error", "± ", "variance of targets", "credit")
-        write_csv(folder / "settings.csv", (*what, *measures), rows)
+        write_csv(folder / "settings.csv", (*names, *measures), rows)
 
     def table(self) -> report.Table:
         def used(s: "Setting") -> str:
