@@ -13,10 +13,8 @@ differences between two sizes, in CPU time, so that neither a busy machine nor w
 """
 
 import argparse
-import contextlib
 import io
 import math
-import os
 import pickle
 import tempfile
 import time
@@ -130,60 +128,41 @@ def table_of_sweeps(rate: float, cores: int, price: float) -> None:
 
 
 def compare(scratch: Path, transitions: int) -> None:
-    """A log and a tabular experiment on this machine and through Ray: seconds of wall clock and of CPU, beyond start-up.
+    """A log and a tabular experiment on this machine and through Ray: seconds beyond start-up, on a machine that does nothing else.
 
     Of the log, what one with a tenth of the transitions takes counts as start-up: for each log Ray starts processes that import JAX.
     """
     logs = [parts(scratch / f"compared-{n}", n, files=20) for n in (transitions // 10, transitions)]
 
-    def log(place) -> list[tuple[float, float]]:
+    def log(place) -> float:
         taken = []
         for folder in (logs[0], *logs):  # the first warms up
-            begun, cpu = time.perf_counter(), family_seconds()
+            begun = time.perf_counter()
             evaluate(folder, scratch / "pi.npy", discount=DISCOUNT, estimators=NAMES, engine=place)
-            taken.append((time.perf_counter() - begun, family_seconds() - cpu))
-        return taken[1:]
+            taken.append(time.perf_counter() - begun)
+        return taken[2] - taken[1]
 
-    def table(place) -> list[tuple[float, float]]:
+    def table(place) -> float:
         list(place.run([Task(f"{k}", _import) for k in range(4)]))
-        begun, cpu = time.perf_counter(), family_seconds()
+        begun = time.perf_counter()
         quiet = rich.console.Console(file=io.StringIO())
         runner.run([Chain()], Path(tempfile.mkdtemp(dir=scratch)), engine=place, console=quiet)
-        return [(0.0, 0.0), (time.perf_counter() - begun, family_seconds() - cpu)]
+        return time.perf_counter() - begun
 
-    print("| job, beyond start-up | local, s | Ray, s | ratio | local, CPU s | Ray, CPU s | ratio |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    print("| job, beyond start-up | local, s | Ray, s | ratio |")
+    print("|---|---:|---:|---:|")
     for name, job in ((f"log of {transitions:,} transitions", log), ("`reproduce chain`, 100 seeds", table)):
-        spent = {}
+        seconds = []
         for engine in ("local", "ray"):
             with make_engine(engine, workers=2) as place:
-                (wall, cpu), (whole_wall, whole_cpu) = job(place)
-            spent[engine] = whole_wall - wall, whole_cpu - cpu
-        cells = [
-            f"{here:.1f} | {there:.1f} | {there / here:.2f}"
-            for here, there in zip(spent["local"], spent["ray"], strict=True)
-        ]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+                seconds.append(job(place))
+        print(f"| {name} | {seconds[0]:.1f} | {seconds[1]:.1f} | {seconds[1] / seconds[0]:.2f} |", flush=True)
 
 
 def _import(sender) -> None:
     """Start-up: what a job imports."""
 
     time.sleep(1.0)  # so that every worker gets one
-
-
-def family_seconds() -> float:
-    """CPU seconds of this process and of all that it has started, such as the processes of Ray."""
-    spent, parents = {}, {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            words = path.read_text().rpartition(")")[2].split()
-            spent[int(path.parent.name)] = sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
-            parents[int(path.parent.name)] = int(words[1])
-    family = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= more
-    return sum(spent[pid] for pid in family)
 
 
 def main() -> None:
