@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ONE, RETRACE = "one-step", "retrace"
 MONTE_CARLO, CERTAINTY = "marginalized-monte-carlo", "marginalized-certainty-equivalence"
 EXACT, AS_PRINTED = "marginalized-exact", "marginalized-as-printed"
-PATHS, REVERSE = "marginalized-paths", "marginalized-reverse-td"
+PATHS, REVERSE = "marginalized-monte-carlo-paths", "marginalized-reverse-td"
 REFRESH = {CERTAINTY: 1.05, REVERSE: 1.2}
 """By what factor data grow before weights that take long to solve for are read again; others at every iteration."""
 

@@ -97,7 +97,7 @@ class Prediction(Sizes, Experiment):
             learning_rate=1e-3,
             pairs=64,
             probes=16,
-            rollouts=128,
+            rollouts=64,
             improvements=10,
         )
 

@@ -40,7 +40,8 @@ OPERATORS = {
         "marginalized, certainty equivalence", "#009E73", "D"
     ),
     "marginalized-exact": OperatorStyle("marginalized, exact weights", "#56B4E9", "x"),
-    "marginalized-paths": OperatorStyle("marginalized, Monte Carlo of the path", "#117733", "+"),
+    "marginalized-monte-carlo-paths": OperatorStyle("marginalized, Monte Carlo of the path", "#117733", "+"),
+    "marginalized-paths": OperatorStyle("marginalized, network of paths", "#999933", "3"),
     "marginalized-reverse-td": OperatorStyle("marginalized, reverse TD", "#661100", "1"),
     "marginalized-as-printed": OperatorStyle("marginalized, Algorithm 2 as printed", "#EE99AA", "2"),
     "marginalized-regression": OperatorStyle("marginalized, regression", "#332288", "<"),
