@@ -241,7 +241,7 @@ def test_wrong_propensities_of_observations_change_the_verdict():
     assert "its own value past that point is not known" in result.verdict.text[-1]
 
 
-def test_where_two_families_disagree_the_interval_reaches_both():
+def test_where_two_families_disagree_the_interval_holds_both():
     """Half of the rewards depend on a coin that no state shows and that the first action follows: only weights know."""
     rng = np.random.default_rng(0)
     episodes = []
@@ -263,5 +263,5 @@ def test_where_two_families_disagree_the_interval_reaches_both():
     assert chosen.name == "weighted-doubly-robust"
     assert 0.9 * 0.68 in chosen.interval  # the truth: both actions are the same with 0.8² + 0.2²
     if not result.diagnostics["markov_fails"]:
-        assert model.value in chosen.interval
+        assert chosen.interval.low <= model.interval.low < model.interval.high <= chosen.interval.high
         assert "widened" in " ".join(result.verdict.text)

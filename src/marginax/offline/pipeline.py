@@ -158,7 +158,8 @@ def evaluate(
     >>> float(mdp.initial @ mdp.v_values(pi)) in result.answers["certainty-equivalence"].interval
     True
     """
-    discount = 1.0 if discount == 1 else checks.discount(discount)
+    if not 0 <= checks.number("discount", discount) <= 1:
+        raise ValueError(f"discount must lie in [0, 1], got {discount}")
     horizon = None if horizon is None else checks.count("horizon", horizon)
     if horizon is not None and 0 < discount < 1 and discount**horizon < 1e-10:
         horizon = None  # nothing of weight follows

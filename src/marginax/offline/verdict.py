@@ -42,7 +42,7 @@ def judge(
 ) -> tuple[Verdict, tuple[float, float]]:
     """Which estimate to trust, from answers and diagnostics, and how far its interval is to be widened below and above.
 
-    It is widened where two families contradict each other and nothing says which is wrong, so that it reaches both.
+    It is widened where two families contradict each other and nothing says which is wrong, so that it holds both intervals.
 
     Args:
         answers: by estimator.
@@ -129,9 +129,9 @@ def judge(
         chosen = min(candidates, key=lambda a: a.interval.width * (1.0 if a is usual else 1 / NARROWER))
     span, reach = float(d["span"]), (0.0, 0.0)
     if apart and not not_markov and model is not None and chosen is spare:
-        low, high = chosen.interval.low, chosen.interval.high
-        reach = max(low - model.value, 0.0), max(model.value - high, 0.0)
-        text.append(f"Its interval is widened to reach {model.name}, which may be the right one.")
+        own, other = chosen.interval, model.interval
+        reach = max(own.low - other.low, 0.0), max(other.high - own.high, 0.0)
+        text.append(f"Its interval is widened to hold that of {model.name}, which may be the right one.")
     if span > 0 and chosen.interval.width + sum(reach) > span:
         text.append(
             f"Even the best interval, {chosen.interval.low:.4g} to {chosen.interval.high:.4g}, is wider than the range "
