@@ -159,6 +159,7 @@ def test_balanced_ratios_give_the_values_of_the_networks():
     np.testing.assert_allclose(found, start.mean(axis=0), atol=0.02 * np.abs(start.mean(axis=0)).max())
 
 
+@pytest.mark.slow
 def test_the_spread_of_random_features_is_in_the_interval():
     log = log_of(softmax(0.3), episodes=60, steps=15)
     names = ("certainty-equivalence",)
@@ -169,6 +170,7 @@ def test_the_spread_of_random_features_is_in_the_interval():
     assert one.interval.width > 2 * 1.95 * one.error + 3.9 * np.std(values, ddof=1)
 
 
+@pytest.mark.slow
 def test_a_deterministic_policy_has_no_importance_sampling():
     log = log_of(gaussian(0.1), episodes=60, steps=15)
     names = ("per-decision-is", "certainty-equivalence")

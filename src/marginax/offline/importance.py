@@ -19,6 +19,7 @@ from marginax.statistics import Interval
 
 DOMINANT = 0.5  # share of the weight from which a single episode decides a self-normalised average
 FEW = 30.0  # effective episodes below which a mean of weights does not show its own error
+FAINT = 0.01  # discounted probability of leaving what the log has seen below which it is not worth a word
 HEAVY = 0.4  # tail index from which the weights may have no variance: a true 1/2 is estimated so, from 200 episodes
 _NEGLIGIBLE = 1e-10
 
@@ -38,6 +39,7 @@ class ImportanceSums(Accumulator):
         reward_range: least and largest reward possible, for the concentration bound.
         robust: whether `update` is given a critic's errors, for doubly robust.
         horizon: steps whose rewards count, if they are not all of them; logs are then given up to that step.
+        missed: whether π takes pairs that the log never took, so that weights of theirs are missing, too.
     """
 
     added = ("steps", "truncated", "top")
@@ -50,11 +52,12 @@ class ImportanceSums(Accumulator):
         reward_range: tuple[float, float],
         robust: bool = False,
         horizon: int | None = None,
+        missed: bool = False,
     ) -> None:
         if episodes < 2:
             raise ValueError("the log has a single episode: an interval over episodes needs at least two")
         self.episodes, self.longest, self.discount = episodes, longest, discount
-        self.robust, self.horizon = robust, horizon
+        self.robust, self.horizon, self.missed = robust, horizon, missed
         self.reward_range = min(reward_range[0], 0.0), max(reward_range[1], 0.0)  # what has ended earns 0
         self.groups = g = min(episodes, MAX_GROUPS)
         kept = longest
@@ -305,8 +308,8 @@ class ImportanceSums(Accumulator):
 
     @property
     def heavy(self) -> bool:
-        """Whether the weights' tail is so heavy that what was drawn says little of what was not."""
-        return self.tail_index() > HEAVY
+        """Whether the log says little of what was not drawn: a heavy tail of the weights, or a policy that leaves what was seen."""
+        return self.missed or self.tail_index() > HEAVY
 
     def unseen_returns(self) -> float:
         """What episodes that a thin or heavy-tailed sample misses may add: (1 - mean ρ_T) times the range of returns."""

@@ -24,7 +24,7 @@ from marginax.offline.certainty_equivalence import (
     certainty_equivalence,
 )
 from marginax.offline.diagnostics import STOPPED, curves_of, diagnostics_of, pairs_of, unreachable
-from marginax.offline.importance import ImportanceSums
+from marginax.offline.importance import FAINT, ImportanceSums
 from marginax.offline.log import Accumulator, Log
 from marginax.offline.markov import MarkovSums
 from marginax.offline.networks import Training
@@ -282,7 +282,8 @@ class Weighing(Accumulator):
         self.rewards = request.rewards(counts.reward_min, counts.reward_max)
         longest = counts.longest if horizon is None else min(counts.longest, horizon)
         robust = self.critics is not None
-        self.sums = ImportanceSums(counts.episodes, longest, gamma, self.rewards, robust, horizon)
+        missed = model.unsupported > FAINT
+        self.sums = ImportanceSums(counts.episodes, longest, gamma, self.rewards, robust, horizon, missed)
         self.influence = ModelInfluence(model, counts.episodes)
         single = model
         if len(model.q) > 1 or gamma == 1:  # the test needs one value for each pair

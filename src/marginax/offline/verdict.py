@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 
 from marginax.offline.diagnostics import STOPPED
-from marginax.offline.importance import FEW, ImportanceSums
+from marginax.offline.importance import FAINT, FEW, ImportanceSums
 from marginax.offline.results import ESTIMATORS, STATE_RATIOS, Answer, Estimate, Evaluation, Verdict, answer
 from marginax.statistics import Interval, studentised_bootstrap
 
 LOST = 0.2  # discounted probability of leaving the support above which nothing is said
-FAINT = 0.01  # the same, below which it is not worth a word
 NARROWER = 0.6  # a width relative to the usual choice's from which another is taken: the narrowest of several is often too narrow
 SPARSE = (
     10.0  # effective episodes that will do if the states leave something out: the interval has room for few
@@ -78,7 +77,10 @@ def judge(
     )  # if nothing else is left
     model = next((answers[n] for n in preferred if n in answers), None) if lost <= LOST else None
     states = [answers[n] for n in STATE_RATIOS if n in answers and not suspicious]
-    states = [a for a in states if a.ess is not None and a.ess >= FEW][:1]
+    both = [a for a in states if a.ess is not None and a.ess >= FEW]
+    if lost > LOST:  # the doubly robust form needs a critic, and the critic needs support
+        both.reverse()
+    states = both[:1]
     resting = [a for a in (model, *states) if a is not None]  # on the states
 
     apart = None
@@ -127,12 +129,20 @@ def judge(
             return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0)
         usual = model if model is not None and lost <= FAINT else (*states, *candidates)[0]
         chosen = min(candidates, key=lambda a: a.interval.width * (1.0 if a is usual else 1 / NARROWER))
-    span, reach = float(d["span"]), (0.0, 0.0)
-    if apart and not not_markov and model is not None and chosen is spare:
-        own, other = chosen.interval, model.interval
-        reach = max(own.low - other.low, 0.0), max(other.high - own.high, 0.0)
-        text.append(f"Its interval is widened to hold that of {model.name}, which may be the right one.")
-    if span > 0 and chosen.interval.width + sum(reach) > span:
+    span, reach, other = float(d["span"]), (0.0, 0.0), None
+    if apart and not not_markov and chosen is spare:
+        other = model
+    elif states and chosen is states[0] and len(both) > 1:
+        z = difference_score(estimates.get(chosen.name), estimates.get(both[1].name))
+        other = both[1] if z is not None and abs(z) > APART else None
+    if other is not None:
+        own, wide = chosen.interval, other.interval
+        reach = max(own.low - wide.low, 0.0), max(wide.high - own.high, 0.0)
+        text.append(
+            f"The interval of {chosen.name} is widened to hold that of {other.name}, which differs beyond chance and may be "
+            "the right one."
+        )
+    if span > 0 and chosen.interval.width > span:
         text.append(
             f"Even the best interval, {chosen.interval.low:.4g} to {chosen.interval.high:.4g}, is wider than the range "
             "of returns in the log: more episodes are needed."
