@@ -142,7 +142,6 @@ class Pool:
         begun = time.perf_counter()
         if self._local is not None:
             self._local.block(self._running)
-            self._states = [self._local.actors[i].get_state() for i in range(len(self.specs))]
         while any(worker.busy for worker in self._workers):
             self._receive(block=True)
         self._running = None
@@ -183,6 +182,8 @@ class Pool:
         """State of every agent's simulation after the last finished block."""
         if self._running is not None:
             raise RuntimeError("a block is in work: finish it first")
+        if self._local is not None:
+            return [self._local.actors[i].get_state() for i in range(len(self.specs))]
         return list(self._states)
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
