@@ -53,6 +53,7 @@ def test_evaluate_equals_the_plain_loop(problem, horizon, kind):
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_long_sequences_take_the_sum_by_pairs_and_get_the_same_targets():
     mdp, pi, mu = WORLD
     batch = mx.trajectories.sample(mdp, mu, jax.random.key(3), episodes=6, horizon=40)
@@ -76,6 +77,7 @@ def test_long_sequences_take_the_sum_by_pairs_and_get_the_same_targets():
         np.testing.assert_allclose(by_pairs, by_steps, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_many_seeds_equal_one_after_another():
     mdp, pi, mu = WORLD
     c = mx.traces.retrace(pi, mu)
@@ -102,6 +104,7 @@ def test_certainty_equivalence_learns_from_weights_of_the_counts():
     np.testing.assert_allclose(q, by_hand, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_every_operator_converges_to_the_values_of_the_policy():
     problem = mx.problems.chain(n=4, actions=2, beta=0.3, noise=0.0, discount=0.9)
     mdp, pi, mu = problem
@@ -118,6 +121,7 @@ def test_every_operator_converges_to_the_values_of_the_policy():
         np.testing.assert_allclose(q, mdp.q_values(pi), atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy_step_size", [0.1, 1.0])
 @pytest.mark.parametrize("kind", ["one-step", "retrace", "certainty equivalence"])
 def test_policy_iteration_finds_the_shortest_way(kind, policy_step_size):

@@ -139,6 +139,7 @@ def test_a_batch_with_time_first_is_not_transposed(estimate):
     assert "stablehlo.while" in lowered and "stablehlo.transpose" not in lowered
 
 
+@pytest.mark.slow
 def test_on_several_devices_and_without_a_compiler():
     arrays = batch(1, 2, 3)
     function = jax.vmap(targets.vtrace)

@@ -78,6 +78,7 @@ def test_episodes_hang_together(batch):
         assert ((field >= 0) & (field < size)).all()
 
 
+@pytest.mark.slow
 def test_given_starts(problem):
     mdp, mu = problem
     x, a = np.repeat(np.indices((STATES, ACTIONS)).reshape(2, -1), 50, axis=1)
@@ -109,6 +110,7 @@ def test_sparse_and_dense_draw_the_same(problem):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+@pytest.mark.slow
 def test_keys_policies_and_starts_may_be_traced(problem):
     mdp, mu = problem
     tables = sampling_tables(mdp)

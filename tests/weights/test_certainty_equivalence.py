@@ -171,6 +171,7 @@ def test_a_prior_adds_its_counts():
     assert certainty_equivalence(data, C, prior=0.5).min() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logged", [True, False], ids=["mu", "counts"])
 def test_converges_to_the_exact_weights(logged):
     exact, states = mx.weights.exact(MDP, MU, C), mx.weights.exact_states(MDP, MU, C)
@@ -185,6 +186,7 @@ def test_converges_to_the_exact_weights(logged):
     assert errors[1] < 0.25 * errors[0]
 
 
+@pytest.mark.slow
 def test_certainty_equivalence_needs_a_fifth_of_the_data_of_monte_carlo_on_open_world():
     mdp, pi, mu = mx.problems.open_world(n=10)
     c = mx.traces.retrace(pi, mu, clip=2.0)

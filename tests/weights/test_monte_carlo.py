@@ -81,6 +81,7 @@ def test_updates_one_by_one_equal_the_batch(form):
     np.testing.assert_allclose(estimator.weights(C), monte_carlo(data, C, **form), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_seeds_side_by_side_equal_a_loop():
     seeds = [batch(seed) for seed in range(3)]
     stacked = jax.tree.map(lambda *fields: jnp.stack(fields), *seeds)

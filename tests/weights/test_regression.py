@@ -19,6 +19,7 @@ def batch(seed=0, episodes=8, horizon=10, **kwargs):
     return mx.trajectories.sample(MDP, MU, jax.random.key(seed), episodes=episodes, horizon=horizon, **kwargs)
 
 
+@pytest.mark.slow
 def test_without_features_it_is_the_monte_carlo_ratio():
     data = batch()
     np.testing.assert_array_equal(regression(data, C), monte_carlo(data, C))

@@ -35,6 +35,7 @@ def test_is_the_fixed_point_of_sweeps_over_starts_and_arrivals(known, reset):
         )
 
 
+@pytest.mark.slow
 def test_updates_one_by_one_and_side_by_side_equal_the_batch():
     seeds = [batch(seed) for seed in range(2)]
     stacked = jax.tree.map(lambda *fields: jnp.stack(fields), *seeds)
