@@ -34,9 +34,9 @@ def test_all_operators_of_a_game_are_one_program_and_only_the_operator_differs()
 
 def test_claims_follow_the_returns(tmp_path):
     data = {
-        "grid-catch-operators": made_up(3, 3, 0.5),
-        "grid-noisy-catch-operators": made_up(3, 3, -0.5),
-        "grid-catch-ablation": made_up(len(QUICK.variants()), 3, 0.0),
+        "grid-catch-operators": made_up(3, 5, 0.5),
+        "grid-noisy-catch-operators": made_up(3, 5, -0.5),
+        "grid-catch-ablation": made_up(len(QUICK.variants()), 5, 0.0),
     }
     section = QUICK.section(tmp_path, data)
     verdicts = {(claim.where, claim.text): claim.verdict for claim in section.claims}
