@@ -48,6 +48,7 @@ def test_more_steps_make_a_finished_run_longer(tmp_path, capsys):
     assert "evaluate_every = 50, not 100" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_same_command_again_has_nothing_to_do(trained, capsys):
     assert main(["train", "Pendulum-v1", "--operator", "retrace", *SMALL, "--out", str(trained)]) == 0
     assert "finished" in capsys.readouterr().out
@@ -95,6 +96,7 @@ def test_an_unknown_simulator_or_run_is_refused(tmp_path, capsys):
         assert "nothing" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_runs_folder_is_refused(trained, capsys):
     assert main(["train", "Pendulum-v1", "--operator", "one-step", *SMALL, "--out", str(trained)]) == 2
     assert "operator = 'retrace', not 'one-step'" in capsys.readouterr().err

@@ -107,6 +107,7 @@ def test_lines_are_complete(plain):
     assert plain.finished
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(plain):
     assert_close(plain, run(workers=2), rtol=0)
 

@@ -29,6 +29,7 @@ def test_final_is_the_mean_of_the_last_fifth():
     assert measures.final(curve) == 8.5
 
 
+@pytest.mark.slow
 def test_streams_do_not_depend_on_their_neighbours():
     problem = mx.problems.open_world(n=3)
     both = measures.streams(problem, range(4), 3, 20, seed=5)

@@ -33,6 +33,7 @@ def test_verdicts_follow_the_errors(tmp_path):
     assert mixed.claims[0].effect == 4 and mixed.claims[0].verdict == "not reproduced"
 
 
+@pytest.mark.slow
 def test_diverged_seeds_are_counted_and_never_best(tmp_path):
     found = section(tmp_path, [0.5] * 6, diverged=True)
     assert "66 of 468 runs diverged" in found.text[1]  # one seed of eleven settings in six games

@@ -58,6 +58,7 @@ def test_rates_and_values_are_the_operators():
     assert np.all(np.diff(rates) <= 1e-12), "a larger cap is never slower"
 
 
+@pytest.mark.slow
 def test_learning_curves_go_down():
     *_, last = learning_curves(world("chain", 4), Setting(clip=1.0), seeds=3, chunk=10, chunks=2)
     assert {values.shape for values in last.values()} == {(3, 20)}

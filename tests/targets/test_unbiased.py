@@ -118,6 +118,7 @@ def test_the_mean_is_the_exact_operator(kind):
     assert told_apart
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_variances_are_ordered_as_in_the_diagram(deterministic):
     """The arrows of the appendix's diagram; the red one (Corollary 2) where transitions and rewards are certain."""

@@ -55,6 +55,7 @@ def test_says_where_the_behaviour_came_from():
     assert info[0][1:4] == (0.9, data.valid.sum(), 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False], ids=["mu", "counts"])
 @pytest.mark.parametrize("episodes", [1, 40], ids=["few data", "more data"])
 def test_updates_one_by_one_equal_the_batch(known, episodes):

@@ -53,6 +53,7 @@ def test_equals_least_squares_on_every_start_and_visit(reset):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_features", [None, START_FEATURES], ids=["each start", "start features"])
 def test_updates_one_by_one_and_side_by_side_equal_the_batch(start_features):
     seeds = [batch(seed, episodes=20) for seed in range(2)]
