@@ -268,7 +268,7 @@ PAPER = {"weights": "saddle-point", "start_conditioned": False, "normalisation":
 @pytest.mark.parametrize(
     ("settings", "sizes"),
     [
-        ({"operator": "marginalized"}, (4,)),
+        pytest.param({"operator": "marginalized"}, (4,), marks=pytest.mark.slow),
         ({"operator": "retrace"}, (1, 1, 1)),
         pytest.param({"operator": "retrace"}, (5, 5), marks=pytest.mark.slow),
         pytest.param({"operator": "marginalized"}, (3, 3), marks=pytest.mark.slow),

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 import marginax as mx
 from marginax.experiments import measures
