@@ -16,7 +16,19 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page,
+            id=str(page.relative_to(ROOT)),
+            marks=[pytest.mark.slow]
+            if page.stem in ("deep", "estimators", "settings", "trajectories")
+            else [],
+        )
+        for page in PAGES
+    ],
+)
 def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = re.sub(r"(?m)^```.*$", "", page.read_text())  # a closing fence is no output

@@ -29,6 +29,7 @@ def test_an_agent_survives_the_round_trip_bit_by_bit(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_another_agents_checkpoint_is_refused(tmp_path):
     small, large = (
         td3.init(TD3Config(hidden=(n,)), observation_size=3, action_size=2, key=jax.random.key(0))

@@ -13,6 +13,11 @@ from marginax.deep.config import TD3Config
 from reference.episodes import filled, sequence, target, transitions
 
 OPERATORS = ["one-step", "n-step", "retrace", "retrace-paper", "marginalized"]
+SLOWER = [
+    "retrace",
+    "marginalized",
+    *(pytest.param(each, marks=pytest.mark.slow) for each in ("one-step", "n-step", "retrace-paper")),
+]
 SIZES = {"observation_size": 2, "action_size": 1}
 
 
@@ -154,7 +159,7 @@ def test_steps_are_drawn_by_the_law_they_claim():
     np.testing.assert_allclose(share, law[np.asarray(steps) - 1], rtol=1e-4)
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", SLOWER)
 def test_padding_and_what_follows_a_terminal_step_are_never_read(operator):
     config = config_of(operator)
     state = agent(config)
@@ -177,7 +182,7 @@ def test_padding_and_what_follows_a_terminal_step_are_never_read(operator):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", SLOWER)
 def test_gradients_reach_only_what_they_should(operator):
     config = config_of(operator)
     state = agent(config)

@@ -78,6 +78,7 @@ def test_weights_are_bounded_by_the_clip_alone(batch):
     np.testing.assert_array_equal(weights_of(none, agent(none), batch)[1:], 0)
 
 
+@pytest.mark.slow
 def test_training_reads_no_padding_and_moves_the_estimator_alone(batch):
     state = agent(CONFIG)
     valid = batch.valid

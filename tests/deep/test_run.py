@@ -10,10 +10,8 @@ import time
 import types
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from tensorboardX.proto.event_pb2 import Event
 
 from marginax.deep.config import PopulationConfig, TD3Config
@@ -36,25 +34,6 @@ CONFIG = PopulationConfig(
 WORDS = ["train", "Pendulum-v1", "--operator", "marginalized", "--hidden", "16", "16", "--batch-size", "16"]
 WORDS += ["--random-steps", "100", "--update-after", "100", "--sequence-length", "3", "--replay-size", "300"]
 WORDS += ["--steps", "5000", "--evaluate-every", "100", "--episodes", "1", "--first-seed", "1"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """All trainings of this module, in this process or others, share their compiled programs."""
-    names = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in names}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in names.items():
-            patch.setenv(name.upper(), str(value))
-            jax.config.update(name, value)
-        yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 def final(folder: Path) -> tuple[list, dict]:
@@ -148,6 +127,7 @@ def test_a_part_that_waited_until_the_time_limit_does_not_begin(tmp_path):
     assert found == {"state": "new", "step": 0, "failures": []} and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_metrics_say_what_the_operator_does(alone):
     lines = read_metrics(alone)
     assert [line["step"] for line in lines] == list(range(100, 900, 100))
@@ -171,6 +151,7 @@ def events(folder: Path) -> dict:
     return found
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_what_the_lines_say_and_is_whole_after_a_kill(alone, tmp_path):
     found = events(alone)
     for line in read_metrics(alone):
@@ -237,6 +218,7 @@ def test_settings_of_an_earlier_run_are_not_mixed(tmp_path):
     assert load_run(tmp_path).config.seeds == (0, 1, 2)
 
 
+@pytest.mark.slow
 def test_a_cut_last_line_of_metrics_is_left_out(alone, tmp_path):
     content = (alone / METRICS).read_bytes()
     (tmp_path / METRICS).write_bytes(content[:-10])

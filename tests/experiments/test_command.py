@@ -156,6 +156,7 @@ def test_the_chain_has_the_panels_of_table_1():
     assert METHODS[:3] == ("one-step", "retrace", "marginalized-monte-carlo")
 
 
+@pytest.mark.slow
 def test_verdicts_of_the_chain_follow_from_its_curves(tmp_path):
     """Made-up curves: one-step is slow, certainty equivalence faster at a larger clip, all else alike."""
     chain = Chain(seeds=5, iterations=500)

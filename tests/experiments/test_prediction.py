@@ -25,6 +25,7 @@ def section(tmp_path, factor, diverged=False):
     return experiment.section(tmp_path, data)
 
 
+@pytest.mark.slow
 def test_verdicts_follow_the_errors(tmp_path):
     better = section(tmp_path, [0.5] * 6)
     assert {claim.verdict for claim in better.claims} == {"reproduced"}
