@@ -85,8 +85,8 @@ def init(loss: PathLoss, network: PathNetwork) -> Paths:
 def mean_products(scores: Float[Array, "*batch T"], clip: Any) -> Float[Array, "*batch T"]:
     r"""u of every step of a sequence from log u: 1 where no trace lies on the way (t ≤ 1), and at most $\bar c^{\,t-1}$.
 
-    >>> mean_products(jnp.full(4, 9.0), 2.0)
-    Array([1., 1., 2., 4.], dtype=float32)
+    >>> print(mean_products(jnp.full(4, 9.0), 2.0))
+    [1. 1. 2. 4.]
     """
     times = jnp.arange(scores.shape[-1])
     most = jnp.log(clip) * jnp.maximum(times - 1, 0)

@@ -172,6 +172,7 @@ def update(
     Returns:
         The agent after the update, and what can be said about it.
 
+    >>> from marginax.deep import replay
     >>> config = TD3Config(operator="marginalized", hidden=(8,), batch_size=4)
     >>> state = init(config, observation_size=1, action_size=1, key=jax.random.key(0))
     >>> rows = replay.pack([[0.0]], [[0.5]], [1.0], [True], [False], [0.0], [[0.1]])

@@ -22,9 +22,6 @@ class Estimator(eqx.Module):
         critic: The adversary of the saddle points; None for regression.
         weights_optimiser: Adam's state for `weights`.
         critic_optimiser: Adam's state for `critic`.
-
-    >>> init(TD3Config(hidden=(8,)), features=3, key=jax.random.key(0)).critic is None
-    True
     """
 
     weights: MLP
@@ -34,11 +31,7 @@ class Estimator(eqx.Module):
 
 
 def init(config: AgentConfig, features: int, key: Array) -> Estimator:
-    """Fresh networks for pairs with so many features.
-
-    >>> init(TD3Config(weights="fenchel", hidden=(8,)), features=3, key=jax.random.key(0)).critic.weights[0].shape
-    (6, 8)
-    """
+    """Fresh networks for pairs with so many features."""
     inputs = features * (2 if config.start_conditioned else 1)
     first, second = jax.random.split(key)
     weights = MLP(inputs, 1, config.hidden, key=first)
@@ -61,22 +54,14 @@ def evaluate(network: MLP, inputs: Float[Array, "T batch n"]) -> Float[Array, "T
 
 
 def inputs(config: AgentConfig, features: Float[Array, "T batch n"]) -> Float[Array, "T batch m"]:
-    """What the networks see: the features of each pair and, if conditioned on it, those of the start.
-
-    >>> inputs(TD3Config(), jnp.ones((5, 2, 3))).shape
-    (5, 2, 6)
-    """
+    """What the networks see: the features of each pair and, if conditioned on it, those of the start."""
     if not config.start_conditioned:
         return features
     return jnp.concatenate([features, jnp.broadcast_to(features[0], features.shape)], -1)
 
 
 def predict(config: AgentConfig, network: MLP, pairs: Float[Array, "T batch m"]) -> Float[Array, "T batch"]:
-    """The weights of a batch of sequences: 1 at the start itself if `exact_first_weight`, and never negative.
-
-    >>> predict(TD3Config(), MLP(6, 1, (8,), key=jax.random.key(0)), jnp.ones((3, 1, 6)))[0]
-    Array([1.], dtype=float32)
-    """
+    """The weights of a batch of sequences: 1 at the start itself if `exact_first_weight`, and never negative."""
     return jnp.maximum(_outputs(config, network, pairs), 0)
 
 
@@ -96,14 +81,7 @@ def loss(
     discounts: Float[Array, "T batch"],
     truncated: Bool[Array, "T batch"],
 ) -> tuple[Float[Array, ""], Float[Array, "T batch"]]:
-    """The estimator's loss on a batch, averaged over its sequences, and the weights themselves.
-
-    >>> config = TD3Config(weights="regression", hidden=(8,))
-    >>> estimator = init(config, features=3, key=jax.random.key(0))
-    >>> arrays = (jnp.ones((5, 2)), jnp.full((5, 2), 0.9), jnp.zeros((5, 2), bool))
-    >>> loss(config, (estimator.weights, None), jnp.ones((5, 2, 6)), *arrays)[1].shape
-    (5, 2)
-    """
+    """The estimator's loss on a batch, averaged over its sequences, and the weights themselves."""
     network, critic = networks
     w = _outputs(config, network, pairs)
     sequence = (traces, discounts, truncated)
@@ -129,12 +107,6 @@ def update(
 
     Returns:
         The new estimator, the loss, and the weights (never negative) before the step.
-
-    >>> config = TD3Config(weights="saddle-point", hidden=(8,))
-    >>> estimator = init(config, features=3, key=jax.random.key(0))
-    >>> arrays = (jnp.ones((5, 2)), jnp.full((5, 2), 0.9), jnp.zeros((5, 2), bool))
-    >>> update(config, estimator, jnp.ones((5, 2, 6)), *arrays)[1].shape
-    ()
     """
 
     def objective(networks: tuple[MLP, MLP | None]) -> tuple[Array, Array]:
@@ -178,6 +150,7 @@ def fit(
     Returns:
         The average of the weights' network; `predict` evaluates it.
 
+    >>> from marginax.deep.config import TD3Config
     >>> def draw(key):
     ...     return jnp.ones((5, 2, 3)), jnp.full((5, 2), 0.5), jnp.full((5, 2), 0.9), jnp.zeros((5, 2), bool)
     >>> config = TD3Config(weights="regression", hidden=(8,))
