@@ -32,7 +32,7 @@ from marginax.offline import evaluate
 from reference.log_files import same_answers, write_log
 from reference.offline_logs import GAMMA, garnet_log
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 pytest.importorskip("ray", reason="Ray is not installed")
 
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
