@@ -206,7 +206,9 @@ class _Sender:
         self.board, self.number = board, number
 
     def send(self, message: Any) -> None:
-        self.board.put.remote(self.number, message)
+        import ray
+
+        ray.get(self.board.put.remote(self.number, message))  # it is there before the task's result
 
 
 class _Resident:
