@@ -22,9 +22,10 @@ import numpy as np
 import tyro
 
 from marginax.deep import command
-from marginax.deep.config import PopulationConfig, TD3Config
+from marginax.deep.config import TD3Config
 from marginax.deep.population import Population
 from marginax.deep.run import open_run, run_metrics
+from marginax.deep.run_config import PopulationConfig
 
 
 @dataclasses.dataclass(frozen=True)

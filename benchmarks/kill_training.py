@@ -51,9 +51,10 @@ class Options:
 def train(simulator: str, kind: str, steps: int, folder: str) -> None:
     """The command that is killed."""
     from marginax.deep.command import Display
-    from marginax.deep.config import PopulationConfig, TD3Config
+    from marginax.deep.config import TD3Config
     from marginax.deep.run import open_run
     from marginax.deep.run import train as train_run
+    from marginax.deep.run_config import PopulationConfig
 
     small = {
         "hidden": (16, 16),

@@ -21,10 +21,11 @@ import numpy as np
 import tyro
 
 from marginax.deep import td3
-from marginax.deep.config import PopulationConfig, TD3Config
+from marginax.deep.config import TD3Config
 from marginax.deep.learner import Learner, Plan
 from marginax.deep.population import Population
 from marginax.deep.replay import Replay, sample
+from marginax.deep.run_config import PopulationConfig
 from marginax.engine.processes import cores
 from marginax.experiments.control import PRESETS
 from marginax.simulators.rollout import row_width

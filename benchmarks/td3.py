@@ -34,8 +34,9 @@ PEERS = {"stable-baselines3": "sb3", "SBX": "sbx", "cleanrl JAX (its loop)": "cl
 
 def measure(operator: str, target_steps: str, seconds: float) -> None:
     """One of our own processes: train, say `ready`, wait for a line, print steps a second of clock and processor."""
-    from marginax.deep.config import PopulationConfig, TD3Config
+    from marginax.deep.config import TD3Config
     from marginax.deep.population import Population
+    from marginax.deep.run_config import PopulationConfig
 
     agent = TD3Config(operator=operator, target_steps=target_steps, random_steps=1000)
     config = PopulationConfig(

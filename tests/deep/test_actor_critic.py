@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from marginax.deep import actor_critic, replay
-from marginax.deep.config import ActorCriticConfig, PopulationConfig
+from marginax.deep.config import ActorCriticConfig
 from marginax.deep.population import Population
+from marginax.deep.run_config import PopulationConfig
 
 SETTINGS = {
     "hidden": (8,),

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from marginax.cli import main
-from marginax.deep.config import PopulationConfig, TD3Config
+from marginax.deep.config import TD3Config
 from marginax.deep.curves import load_curves
 from marginax.deep.policy import Policy, load_policy
 from marginax.deep.run import open_run
+from marginax.deep.run_config import PopulationConfig
 
 SMALL = ["--steps", "200", "--episodes", "1", "--hidden", "8", "--batch-size", "8", "--update-after", "50"]
 

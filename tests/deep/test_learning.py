@@ -2,8 +2,9 @@
 
 import pytest
 
-from marginax.deep.config import PopulationConfig, TD3Config
+from marginax.deep.config import TD3Config
 from marginax.deep.population import Population
+from marginax.deep.run_config import PopulationConfig
 
 
 @pytest.mark.slow

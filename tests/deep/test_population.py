@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from marginax.deep import checkpoint, replay, td3
-from marginax.deep.config import PopulationConfig, TD3Config
+from marginax.deep.config import TD3Config
 from marginax.deep.learner import Learner, Plan
 from marginax.deep.networks import actor_vector
 from marginax.deep.population import Population
+from marginax.deep.run_config import PopulationConfig
 from marginax.simulators.policy import unpack
 from marginax.simulators.rollout import Actor, AgentSpec, Transitions, evaluate, row_width
 

@@ -7,9 +7,9 @@ import pytest
 
 import marginax as mx
 from marginax.deep import games, prediction
-from marginax.deep.config import Sizes
 from marginax.deep.path_network import PathLoss
 from marginax.deep.prediction import Setting
+from marginax.deep.run_config import Sizes
 from marginax.simulators import make_accelerated
 
 SMALL = Sizes(

@@ -9,9 +9,10 @@ import pytest
 
 from marginax.cli import main
 from marginax.deep import q_learning, replay
-from marginax.deep.config import PopulationConfig, QConfig
+from marginax.deep.config import QConfig
 from marginax.deep.networks import layer_sizes, observation_network
 from marginax.deep.population import Population
+from marginax.deep.run_config import PopulationConfig
 from marginax.simulators.policy import outputs, unpack
 from marginax.simulators.rollout import Actor, AgentSpec, Transitions, row_width
 

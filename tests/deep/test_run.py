@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from marginax.deep.config import PopulationConfig, TD3Config
+from marginax.deep.config import TD3Config
 from marginax.deep.metrics import METRICS, read_metrics
 from marginax.deep.population import Population
 from marginax.deep.run import load_run, open_run, run_metrics, status, train, train_part
+from marginax.deep.run_config import PopulationConfig
 
 AGENT = TD3Config(
     operator="marginalized",

@@ -123,7 +123,6 @@ class Listening(engine.Engine):
 
     def __init__(self, place, hear):
         self.place, self.hear = place, hear
-        self.crew, self.close = place.crew, place.close
 
     def run(self, tasks, listen=None):
         def both(task, message):
@@ -133,11 +132,11 @@ class Listening(engine.Engine):
 
         return self.place.run(tasks, both)
 
-    def crew(self):
-        raise NotImplementedError
+    def crew(self, make, arguments):
+        return self.place.crew(make, arguments)
 
     def close(self, interrupted=False):
-        raise NotImplementedError
+        self.place.close(interrupted)
 
 
 def reproduce(experiment, out, place="local"):

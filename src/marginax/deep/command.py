@@ -13,8 +13,9 @@ import tyro
 
 from marginax._checks import choice
 from marginax._files import check_writable
-from marginax.deep.config import CONFIGS, AgentConfig, PopulationConfig
+from marginax.deep.config import CONFIGS, AgentConfig
 from marginax.deep.metrics import METRICS
+from marginax.deep.run_config import PopulationConfig
 
 
 def train(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:

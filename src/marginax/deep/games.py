@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from marginax.deep.config import Sizes
 from marginax.deep.networks import patches
+from marginax.deep.run_config import Sizes
 from marginax.simulators.accelerated import AcceleratedSimulator as Game
 
 Policy = Callable[[Float[Array, "batch *shape"]], Float[Array, "batch A"]]

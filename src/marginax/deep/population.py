@@ -24,10 +24,11 @@ import numpy as np
 
 from marginax.deep import checkpoint
 from marginax.deep.accelerated import DeviceLearner, DevicePool
-from marginax.deep.config import ActorCriticConfig, AgentConfig, DiscreteConfig, PopulationConfig, TD3Config
+from marginax.deep.config import ActorCriticConfig, AgentConfig, DiscreteConfig, TD3Config
 from marginax.deep.learner import AGENTS, Learner, LearnerState, Plan
 from marginax.deep.metrics import MetricsLog
 from marginax.deep.policy import Policy, policy_name
+from marginax.deep.run_config import PopulationConfig
 from marginax.engine.processes import cores
 from marginax.simulators import AgentSpec, Pool, Transitions, make
 from marginax.simulators.policy import unpack

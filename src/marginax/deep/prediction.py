@@ -17,7 +17,6 @@ import optax
 from jaxtyping import Array, Float
 
 from marginax.deep import path_network
-from marginax.deep.config import Sizes
 from marginax.deep.games import (
     Game,
     Network,
@@ -30,6 +29,7 @@ from marginax.deep.games import (
     rollout,
 )
 from marginax.deep.path_network import PathLoss, PathNetwork, Paths
+from marginax.deep.run_config import Sizes
 from marginax.traces import clip_ratios
 
 OPERATORS = ("one-step", "retrace", "tree-backup", "q-lambda", "peng", "vtrace", "marginalized")

@@ -25,8 +25,8 @@ from typing import Any
 from marginax._files import load_json, save_json
 from marginax._folders import Lock, fetch, opened, push, whereabouts
 from marginax.deep.checkpoint import MANIFEST, manifest, tidy
-from marginax.deep.config import PopulationConfig
 from marginax.deep.metrics import agent_name, read_metrics
+from marginax.deep.run_config import PopulationConfig
 from marginax.engine import Engine, Task, processes
 from marginax.engine.interface import Sender
 from marginax.engine.processes import Channel, Child, cores

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import tyro
 
 from marginax import report
-from marginax.deep.config import PopulationConfig, TD3Config
+from marginax.deep.config import TD3Config
+from marginax.deep.run_config import PopulationConfig
 from marginax.engine import Engine
 from marginax.experiments.runner import Arrays, Experiment, Part
 

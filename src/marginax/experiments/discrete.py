@@ -15,7 +15,7 @@ from marginax.experiments.runner import Arrays, Experiment, Part
 from marginax.statistics import bootstrap, interquartile_mean
 
 if TYPE_CHECKING:
-    from marginax.deep.config import PopulationConfig
+    from marginax.deep.run_config import PopulationConfig
 
 MINATAR = tuple(f"gymnax/{name}-MinAtar" for name in ("Breakout", "SpaceInvaders", "Asterix", "Freeway"))
 GRIDS = ("grid/four-rooms", "grid/noisy-catch")
@@ -91,7 +91,8 @@ class Discrete(Experiment):
 
     def population(self, game: str, variants: Mapping[str, Mapping[str, Any]]) -> "PopulationConfig":
         """What is trained on a game: each variant of the settings with every seed, in one program."""
-        from marginax.deep.config import PopulationConfig, QConfig
+        from marginax.deep.config import QConfig
+        from marginax.deep.run_config import PopulationConfig
 
         common = QConfig(
             weights="paths",

@@ -13,7 +13,7 @@ import tyro
 
 from marginax import report
 from marginax._files import write_csv
-from marginax.deep.config import Sizes
+from marginax.deep.run_config import Sizes
 from marginax.experiments.runner import Arrays, Experiment, Part
 from marginax.statistics import Interval, bootstrap
 

@@ -55,8 +55,9 @@ class Source:
 
     def table_sizes(self) -> tuple[int, int]:
         """(S, A): as declared by the source, or one more than the largest index in the log."""
-        if self.sizes is not None or self._found is not None:
-            return self.sizes or self._found  # type: ignore[return-value]
+        known = self.sizes or self._found
+        if known is not None:
+            return known
         states = actions = 0
         for log in self.chunks():
             ahead = int(log.next_states[~log.terminal].max(initial=-1))

@@ -1,0 +1,171 @@
+"""What a run is: a population of agents, or policy evaluation with networks."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marginax.deep.config import CONFIGS, AgentConfig, TD3Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class PopulationConfig:
+    """What is trained: every group of `groups` with every seed of `seeds`. Derived settings are filled in.
+
+    Attributes:
+        simulator: Name for [`make`][marginax.simulators.make].
+        groups: Label and settings of each group.
+        seeds: Seeds; agents of one seed start alike and meet the same noise in every group.
+        steps: Environment steps of each agent.
+        evaluate_every: Steps between evaluations of the deterministic policy; None: about twenty in the run.
+        episodes: Episodes of an evaluation.
+        overlap: Whether a block is simulated while the updates of the one before run.
+
+    >>> config = PopulationConfig(simulator="Pendulum-v1", groups={"a": TD3Config()}, seeds=(0, 1), steps=8_000)
+    >>> config.evaluate_every, config.groups["a"].random_steps
+    (400, 800)
+    """
+
+    simulator: str
+    groups: Mapping[str, AgentConfig]
+    seeds: tuple[int, ...] = (0,)
+    steps: int = 1_000_000
+    evaluate_every: int | None = None
+    episodes: int = 10
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.groups or not self.seeds:
+            raise ValueError("groups and seeds must not be empty.")
+        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
+            raise ValueError(f"seeds must be different and not negative, got {list(self.seeds)}.")
+        if self.episodes < 1:
+            raise ValueError(f"episodes must be at least 1, got {self.episodes}.")
+        for name in ("kind", "update_every", "hidden", "copies"):
+            if len({getattr(config, name) for config in self.groups.values()}) > 1:
+                raise ValueError(f"{name} must be the same in all groups.")
+        self._multiple("steps", self.steps)
+        every = self.evaluate_every
+        if every is None:
+            every = max(1, round(self.steps / 20 / self.block)) * self.block
+        self._multiple("evaluate_every", every)
+        object.__setattr__(self, "evaluate_every", min(every, self.steps))
+        groups = {label: config.derived(self.steps) for label, config in self.groups.items()}
+        object.__setattr__(self, "groups", groups)
+
+    def _multiple(self, name: str, value: int) -> None:
+        if value < 1 or value % self.block:
+            raise ValueError(f"{name} must be a positive multiple of update_every {self.block}, got {value}.")
+
+    @property
+    def first(self) -> AgentConfig:
+        """The settings of the first group; what all groups share is read there."""
+        return next(iter(self.groups.values()))
+
+    @property
+    def kind(self) -> str:
+        """The agent's name."""
+        return self.first.kind
+
+    @property
+    def block(self) -> int:
+        """Steps of a block."""
+        return self.first.update_every
+
+    @property
+    def agents(self) -> list[tuple[str, int]]:
+        """Label and seed of every agent, group by group."""
+        return [(label, seed) for label in self.groups for seed in self.seeds]
+
+    @property
+    def on_device(self) -> bool:
+        """Whether simulation and learning are one program: see `marginax.deep.accelerated`."""
+        return self.first.discrete and self.simulator.startswith(("gymnax/", "grid/"))
+
+    def part(self, label: str, seed: int) -> "PopulationConfig":
+        """The population of one agent alone."""
+        return dataclasses.replace(self, groups={label: self.groups[label]}, seeds=(seed,))
+
+    def require_same(self, earlier: dict[str, Any], folder: Path) -> None:
+        """Raise `ValueError` if settings differ from those of an earlier run in a folder; it may become longer."""
+        if earlier["steps"] > self.steps:
+            raise ValueError(
+                f"steps must be at least the {earlier['steps']} of the run in {str(folder)!r}, got {self.steps}."
+            )
+        old, new = (_flat({"agent": TD3Config.kind, **data}) for data in (earlier, self.to_json()))
+        for name in {**old, **new}:
+            if name != "steps" and old.get(name) != new.get(name):
+                raise ValueError(
+                    f"{str(folder)!r} holds a run with {name} = {old.get(name)!r}, not {new.get(name)!r}: "
+                    "choose another folder."
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as plain data; `from_json` reads them back."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        groups = {label: config.to_json() for label, config in self.groups.items()}
+        return {"agent": self.kind, **plain, "seeds": list(self.seeds), "groups": groups}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "PopulationConfig":
+        """Settings from plain data."""
+        plain = {name: value for name, value in data.items() if name != "agent"}
+        kind = CONFIGS[data.get("agent", TD3Config.kind)]
+        groups = {label: kind.from_json(config) for label, config in data["groups"].items()}
+        return cls(**{**plain, "seeds": tuple(data["seeds"]), "groups": groups})
+
+
+def _flat(data: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a population by name; those of the agents with their group's label if there are several."""
+    out = {name: value for name, value in data.items() if name != "groups"}
+    for label, settings in data["groups"].items():
+        lead = f"{label}: " if len(data["groups"]) > 1 else ""
+        out |= {f"{lead}{name}": value for name, value in settings.items()}
+    return {**out, "groups": list(data["groups"])}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of policy evaluation with networks: everything about its program but the operators.
+
+    >>> Sizes(phases=3, period=100).updates
+    300
+    """
+
+    phases: int = 12
+    """Target networks, each with trajectories of its own."""
+    period: int = 1000
+    """Updates of a phase."""
+    reports: int = 4
+    """Errors measured in each phase."""
+    environments: int = 512
+    """Copies of the simulator."""
+    steps: int = 128
+    """Steps of each copy in a phase."""
+    length: int = 16
+    """Steps of a replayed sequence."""
+    batch: int = 128
+    """Sequences of an update."""
+    filters: int = 16
+    units: int = 128
+    learning_rate: float = 3e-4
+    """Of Adam, for Q, at first."""
+    last_rate: float = 1.0
+    """Share of it that is left at the end, after a linear decay."""
+    burn_in: int = 256
+    """Steps of the behaviour policy before the first that is kept."""
+    pairs: int = 256
+    """Held-out pairs."""
+    rollouts: int = 512
+    """Monte Carlo returns for each of them."""
+    horizon: int = 256
+    """Steps of a Monte Carlo return."""
+    probes: int = 64
+    """Held-out pairs from which the variance of targets is measured."""
+    repeats: int = 16
+    """Sequences from each of those."""
+
+    @property
+    def updates(self) -> int:
+        return self.phases * self.period
