@@ -25,7 +25,7 @@ def made_up(groups: int, seeds: int, better: float) -> dict[str, np.ndarray]:
 def test_all_operators_of_a_game_are_one_program_and_only_the_operator_differs():
     parts = Discrete().parts()
     assert len(parts) == 7  # six games and the ablation
-    config = Discrete().population("grid/catch", {name: {"operator": name} for name in Discrete().operators})
+    config = Discrete(games=("grid/catch",)).work()["grid-catch-operators"]
     assert config.on_device
     settings = [{**group.to_json(), "operator": ""} for group in config.groups.values()]
     assert all(each == settings[0] for each in settings)
@@ -52,7 +52,7 @@ def test_claims_follow_the_returns(tmp_path):
 
 
 def test_metrics_become_arrays():
-    config = QUICK.population("grid/catch", {"a": {}, "b": {"operator": "retrace"}})
+    config = QUICK.population("grid/catch", {"a": {}, "b": {"operator": "retrace"}}, 40_960)
     line = {"return": 1.0, **dict.fromkeys(KEPT, 0.5), "error_variance_retrace": None}
     lines = [
         {**line, "operator": g, "seed": s, "step": t, "return": 100.0 * (g == "b") + 10 * s + t}
@@ -67,6 +67,6 @@ def test_metrics_become_arrays():
 
 def test_frames_that_do_not_divide_are_refused():
     with pytest.raises(
-        ValueError, match="frames must be a multiple of environments times evaluations, 640, got 1000"
+        ValueError, match="frames must be a multiple of 2560, environments times evaluations .*, got 1000"
     ):
         Discrete(frames=1000)

@@ -12,8 +12,9 @@ from jaxtyping import Array, Float
 class MLP(eqx.Module):
     """A perceptron with ReLU layers and a linear last one, on batches of any shape.
 
-    Weights start uniform in ±1/√(inputs), as PyTorch (and so Spinning Up) has them. With `copies`, that many
-    independent networks in one: every parameter has a leading axis, and so has the output.
+    Weights and biases start uniform in ±1/√(inputs), as PyTorch (and so Spinning Up) has them; with `normal`, weights
+    are normal with variance 1/inputs and biases zero, as Flax (and so cleanrl's `dqn_jax`) has them. With `copies`,
+    that many independent networks in one: every parameter has a leading axis, and so has the output.
 
     Attributes:
         weights: One matrix `[(copies,) inputs, outputs]` per layer.
@@ -24,16 +25,28 @@ class MLP(eqx.Module):
     biases: list[Float[Array, "..."]]
 
     def __init__(
-        self, inputs: int, outputs: int, hidden: Sequence[int], *, key: Array, copies: int | None = None
+        self,
+        inputs: int,
+        outputs: int,
+        hidden: Sequence[int],
+        *,
+        key: Array,
+        copies: int | None = None,
+        normal: bool = False,
     ) -> None:
         sizes = [inputs, *hidden, outputs]
         keys = jax.random.split(key, (len(sizes) - 1, 2))
         lead = () if copies is None else (copies,)
         self.weights, self.biases = [], []
         for (w_key, b_key), n, m in zip(keys, sizes[:-1], sizes[1:], strict=True):
-            bound = n**-0.5
-            self.weights.append(jax.random.uniform(w_key, (*lead, n, m), minval=-bound, maxval=bound))
-            self.biases.append(jax.random.uniform(b_key, (*lead, 1, m), minval=-bound, maxval=bound))
+            if normal:
+                fresh = jax.nn.initializers.lecun_normal(batch_axis=() if copies is None else 0)
+                self.weights.append(fresh(w_key, (*lead, n, m)))
+                self.biases.append(jnp.zeros((*lead, 1, m)))
+            else:
+                bound = n**-0.5
+                self.weights.append(jax.random.uniform(w_key, (*lead, n, m), minval=-bound, maxval=bound))
+                self.biases.append(jax.random.uniform(b_key, (*lead, 1, m), minval=-bound, maxval=bound))
 
     def __call__(self, inputs: Float[Array, "batch n"]) -> Float[Array, "..."]:
         x = inputs
@@ -129,17 +142,16 @@ class ObservationNetwork(eqx.Module):
 def observation_network(
     shape: Sequence[int], outputs: int, hidden: Sequence[int], filters: int | None = None, *, key: Array
 ) -> ObservationNetwork:
-    """A network for observations of a shape; by default grids of at least 3 × 3 have 16 filters.
+    """A network for observations of a shape, with Flax's initial weights; grids of at least 3 × 3 have 16 filters.
 
     >>> observation_network((4,), 2, (8,), key=jax.random.key(0)).filters is None
     True
     """
     sizes, count = layer_sizes(shape, outputs, hidden, filters), _filters(shape, filters)
     first, second = jax.random.split(key)
-    dense = MLP(sizes[1] if count else sizes[0], outputs, hidden, key=first)
-    return ObservationNetwork(
-        dense, MLP(9 * shape[2], count, (), key=second) if count else None, tuple(shape)
-    )
+    dense = MLP(sizes[1] if count else sizes[0], outputs, hidden, key=first, normal=True)
+    planes = MLP(9 * shape[2], count, (), key=second, normal=True) if count else None
+    return ObservationNetwork(dense, planes, tuple(shape))
 
 
 def layer_sizes(

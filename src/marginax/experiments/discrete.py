@@ -38,8 +38,8 @@ class Discrete(Experiment):
     """Environment steps of each agent."""
     evaluations: int = 10
     """Evaluations of the greedy policy on the way."""
-    episodes: int = 10
-    """Episodes of an evaluation."""
+    episodes: int = 64
+    """Episodes of an evaluation, played side by side."""
     environments: int = 64
     """Copies of the game that an agent plays."""
     updates: int = 4
@@ -60,16 +60,17 @@ class Discrete(Experiment):
     """Units of the layer after the convolution."""
     replay_size: int = 102_400
     """Transitions of a replay buffer."""
-    ablation: str = "grid/four-rooms"
-    """The game on which c̄, λ and the length are varied; empty: none."""
+    ablation: str = "gymnax/Asterix-MinAtar"
+    """The game on which c̄, λ, the length and both policies are varied, for a quarter of the frames; empty: none."""
 
     def __post_init__(self) -> None:
         if not self.games or not self.operators:
             raise ValueError("games and operators must not be empty")
-        block = self.environments * self.evaluations
+        block = self.environments * self.evaluations * (4 if self.ablation else 1)
         if self.frames % block:
             raise ValueError(
-                f"frames must be a multiple of environments times evaluations, {block}, got {self.frames}"
+                f"frames must be a multiple of {block}, environments times evaluations (times 4 for an ablation), "
+                f"got {self.frames}"
             )
 
     def quick(self) -> "Discrete":
@@ -89,7 +90,9 @@ class Discrete(Experiment):
         }
         return dataclasses.replace(self, games=("grid/noisy-catch",), ablation="", evaluations=8, **small)
 
-    def population(self, game: str, variants: Mapping[str, Mapping[str, Any]]) -> "PopulationConfig":
+    def population(
+        self, game: str, variants: Mapping[str, Mapping[str, Any]], frames: int
+    ) -> "PopulationConfig":
         """What is trained on a game: each variant of the settings with every seed, in one program."""
         from marginax.deep.config import QConfig
         from marginax.deep.run_config import PopulationConfig
@@ -109,57 +112,70 @@ class Discrete(Experiment):
             update_every=self.environments,
             block_updates=self.updates,
             update_after=self.environments,
-            replay_size=self.replay_size,
+            replay_size=min(self.replay_size, frames // 4),
             target_every=200,
             target_policy="epsilon-greedy",
             target_epsilon=self.target_epsilon,
             epsilon=self.epsilon,
-            epsilon_steps=self.frames // 10,
+            epsilon_steps=frames // 10,
         )
         return PopulationConfig(
             simulator=game,
             groups={name: dataclasses.replace(common, **changes) for name, changes in variants.items()},
             seeds=tuple(range(self.seed, self.seed + self.seeds)),
-            steps=self.frames,
-            evaluate_every=self.frames // self.evaluations,
+            steps=frames,
+            evaluate_every=frames // self.evaluations,
             episodes=self.episodes,
         )
 
     def variants(self) -> dict[str, dict[str, Any]]:
         """Settings of the ablation, by name."""
-        both = ("retrace", "marginalized")
-        out: dict[str, dict[str, Any]] = {}
-        for operator in both:
-            out |= {f"{operator}, c̄ = {c:g}": {"operator": operator, "clip": c} for c in (1.0, 2.0, 4.0)}
-            out |= {f"{operator}, λ = {d:g}": {"operator": operator, "decay": d} for d in (0.7, 1.0)}
-            out |= {f"{operator}, T = {n}": {"operator": operator, "sequence_length": n} for n in (4, 16)}
+        behaviour = {
+            "": {},
+            ", ε = 0.5": {"epsilon": 0.5},
+            ", softmax π": {"target_policy": "softmax", "temperature": 0.1},
+        }
+        credit: dict[str, dict[str, Any]] = {", greedy π": {"target_policy": "greedy"}}
+        credit |= {f", c̄ = {clip:g}": {"clip": clip} for clip in (1.0, 4.0)}
+        credit |= {f", λ = {decay:g}": {"decay": decay} for decay in (0.7, 1.0)}
+        credit |= {f", T = {length}": {"sequence_length": length} for length in (4, 16)}
+        return {
+            f"{operator}{name}": {"operator": operator, **changes}
+            for operator in ("one-step", "retrace", "marginalized")
+            for name, changes in (behaviour if operator == "one-step" else behaviour | credit).items()
+        }
+
+    def work(self) -> "dict[str, PopulationConfig]":
+        """What is trained, by the name of the part."""
+        operators = {name: {"operator": name} for name in self.operators}
+        out = {
+            f"{_slug(game)}-operators": self.population(game, operators, self.frames) for game in self.games
+        }
+        if self.ablation:
+            quarter = self.population(self.ablation, self.variants(), self.frames // 4)
+            out[f"{_slug(self.ablation)}-ablation"] = quarter
         return out
 
     def parts(self) -> list[Part]:
-        work = [
-            (game, "operators", {name: {"operator": name} for name in self.operators}) for game in self.games
-        ]
-        if self.ablation:
-            work.append((self.ablation, "ablation", self.variants()))
         return [
             Part(
-                f"{game.replace('/', '-')}-{what}",
-                self.population(game, variants).to_json(),
-                partial(train, self.population(game, variants)),
-                cost=self.frames * self.seeds * len(variants) / 2e4,
-                program=f"{game} {what}",
-                title=f"{game}, {len(variants)} {what}",
+                name,
+                config.to_json(),
+                partial(train, config),
+                cost=config.steps * len(config.agents) / 2e4,
+                program=name,
+                title=f"{config.simulator}, {len(config.groups)} variants",
                 setup=60.0,
             )
-            for game, what, variants in work
+            for name, config in self.work().items()
         ]
 
     def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
-        found = {game: data[f"{game.replace('/', '-')}-operators"] for game in self.games}
+        found = {game: data[f"{_slug(game)}-operators"] for game in self.games}
         self._draw(folder, found)
         tables = [self._table("Returns", game, arrays, self.operators) for game, arrays in found.items()]
         if self.ablation:
-            arrays = data[f"{self.ablation.replace('/', '-')}-ablation"]
+            arrays = data[f"{_slug(self.ablation)}-ablation"]
             tables.append(self._table("Ablation", self.ablation, arrays, tuple(self.variants())))
         rows = [
             (game, operator, int(step), *map(float, (points.mean(), points.std(ddof=1))))
@@ -257,6 +273,11 @@ class Discrete(Experiment):
                     )
                 )
         return claims
+
+
+def _slug(game: str) -> str:
+    """A game's name in the name of a file."""
+    return game.replace("/", "-")
 
 
 def difference(x: np.ndarray, y: np.ndarray) -> float:
