@@ -30,6 +30,16 @@ install_import_hook("marginax", f"{typecheck.__name__}.check")
 hypothesis.settings.register_profile("marginax", max_examples=30, deadline=None, derandomize=True)
 hypothesis.settings.load_profile("marginax")
 
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The fast tests mostly compile, so they compile without optimising; the slow ones run the programs that users run."""
+    if "not slow" in config.option.markexpr:
+        os.environ.setdefault(
+            "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+        )
+
+
 _SOURCE = Path(__file__).parent / "src"
 
 # The examples there need PyTorch, which is no dependency.
