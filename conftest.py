@@ -31,7 +31,6 @@ hypothesis.settings.register_profile("marginax", max_examples=30, deadline=None,
 hypothesis.settings.load_profile("marginax")
 
 
-
 def pytest_configure(config: pytest.Config) -> None:
     """The fast tests mostly compile, so they compile without optimising; the slow ones run the programs that users run."""
     if "not slow" in config.option.markexpr:

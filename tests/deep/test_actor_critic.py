@@ -7,8 +7,6 @@ import pytest
 
 from marginax.deep import actor_critic, replay
 from marginax.deep.config import ActorCriticConfig
-from marginax.deep.population import Population
-from marginax.deep.run_config import PopulationConfig
 
 SETTINGS = {
     "hidden": (8,),
@@ -105,23 +103,3 @@ def test_weights_between_states_learn_the_mean_product_of_all_traces_from_the_fi
         paths = step(paths)
     u = np.exp(paths.network(jnp.asarray(states[:, 0]), jnp.broadcast_to(jnp.asarray(states[0, 0]), (4, 2))))
     np.testing.assert_allclose(u[1:], np.cumprod(ratios, 0)[:-1].mean(1), rtol=0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("simulator", ["CartPole-v1", "gymnax/CartPole-v1"])
-def test_a_stopped_run_ends_as_one_that_was_not(tmp_path, simulator):
-    config = PopulationConfig(
-        simulator=simulator,
-        groups={"marginalized": ActorCriticConfig(operator="marginalized", **SETTINGS, update_after=8)},
-        steps=160,
-        evaluate_every=80,
-        episodes=1,
-    )
-    with Population(config) as whole:
-        whole.run()
-    with Population(config, folder=tmp_path) as first:
-        first.run(stop=lambda: first.step >= 40)
-    assert 40 <= first.step < 160
-    with Population(config, folder=tmp_path) as second:
-        second.run()
-    assert second.lines == whole.lines

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from marginax.deep import checkpoint, replay, td3
-from marginax.deep.config import TD3Config
+from marginax.deep.config import ActorCriticConfig, QConfig, TD3Config
 from marginax.deep.learner import Learner, Plan
 from marginax.deep.networks import actor_vector
 from marginax.deep.population import Population
@@ -136,6 +136,27 @@ def test_stopped_and_resumed_equals_left_alone(plain, overlap, tmp_path):
         assert population.step == begun + 50
     assert piece == 4
     assert_close(whole, population, rtol=0)
+
+
+DISCRETE = {
+    "q-learning": QConfig(operator="marginalized", sequence_length=3, environments=2, **SMALL),
+    "actor-critic": ActorCriticConfig(operator="marginalized", sequence_length=5, environments=2, **SMALL),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("simulator", ["CartPole-v1", "gymnax/CartPole-v1"])
+@pytest.mark.parametrize("agent", DISCRETE)
+def test_a_stopped_agent_for_discrete_actions_ends_as_one_that_was_not(agent, simulator, tmp_path):
+    settings = {"groups": {agent: DISCRETE[agent]}, "steps": 160, "evaluate_every": 80, "episodes": 1}
+    config = PopulationConfig(simulator=simulator, **settings)
+    whole = run(config)
+    with Population(config, folder=tmp_path) as first:
+        first.run(stop=lambda: first.step >= 80)
+    assert 80 <= first.step < 160
+    second = run(config, folder=tmp_path)
+    assert second.lines == whole.lines
+    np.testing.assert_array_equal(second._newest, whole._newest)
 
 
 @pytest.mark.long

@@ -11,8 +11,6 @@ from marginax.cli import main
 from marginax.deep import q_learning, replay
 from marginax.deep.config import QConfig
 from marginax.deep.networks import layer_sizes, observation_network
-from marginax.deep.population import Population
-from marginax.deep.run_config import PopulationConfig
 from marginax.simulators.policy import outputs, unpack
 from marginax.simulators.rollout import Actor, AgentSpec, Transitions, row_width
 
@@ -145,28 +143,6 @@ def test_environments_in_turn_have_their_own_epsilon_and_sequences_stay_in_one()
     for each, out in zip((actor, again), rows, strict=True):
         each.play(3, layers, out)
     np.testing.assert_array_equal(rows[0].rows, rows[1].rows)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("simulator", ["CartPole-v1", "gymnax/CartPole-v1"])
-def test_a_stopped_run_ends_as_one_that_was_not(tmp_path, simulator):
-    settings = {"hidden": (8,), "batch_size": 8, "update_after": 40, "replay_size": 200, "environments": 2}
-    config = PopulationConfig(
-        simulator=simulator,
-        groups={"marginalized": QConfig(operator="marginalized", sequence_length=3, **settings)},
-        steps=300,
-        evaluate_every=100,
-        episodes=1,
-    )
-    with Population(config) as whole:
-        whole.run()
-    with Population(config, folder=tmp_path) as first:
-        first.run(stop=lambda: first.step >= 150)
-    assert 150 <= first.step < 300
-    with Population(config, folder=tmp_path) as second:
-        second.run()
-    assert second.lines == whole.lines
-    np.testing.assert_array_equal(second._newest, whole._newest)
 
 
 def test_the_agent_that_does_not_fit_is_named_with_the_command_that_does(tmp_path, capsys):

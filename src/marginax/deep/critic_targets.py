@@ -7,6 +7,7 @@ networks has one batch per update; their targets are computed together, along a 
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -92,6 +93,15 @@ class Bootstrap(eqx.Module):
     features: Float[Array, "T batch n"]
 
 
+class Along(NamedTuple):
+    """What TD weights are learned from: sequences `[batches, T, batch, …]`, features of pairs, traces and discounts."""
+
+    sequences: Sequences
+    features: Float[Array, "batches T batch n"]
+    traces: Float[Array, "batches T batch"]
+    discounts: Float[Array, "batches T batch"]
+
+
 def init_estimator(
     config: AgentConfig, observation_size: int, action_size: int, key: Array
 ) -> Estimator | None:
@@ -136,7 +146,7 @@ def critic_targets(
     """
     if config.operator == "marginalized" and estimator is None:
         raise ValueError("estimator must be given for the marginalized operator.")
-    if config.samples_a_step:
+    if estimator is not None and config.samples_a_step:
         return _from_one_step(config, target_actor, target_critic, estimator, batches, keys, train=train)
     ahead = jax.vmap(partial(bootstrap, config, target_actor, target_critic))(batches, keys)
     return from_bootstrap(config, estimator, batches, ahead, train=train)
@@ -155,8 +165,8 @@ def from_bootstrap(
         credit, loss = jax.vmap(products)(ahead.traces, batches), jnp.zeros(())
     else:
         discounts = jnp.where(batches.terminal, 0.0, config.discount)
-        arrays = (ahead.features, ahead.traces, discounts)
-        credit, estimator, loss = td_weights(config, estimator, batches, *arrays, train=train)
+        along = Along(batches, ahead.features, ahead.traces, discounts)
+        credit, estimator, loss = td_weights(config, estimator, along, train=train)
     target = jax.vmap(partial(operator_target, config))(batches, ahead, credit)
     found = CriticTarget(
         target=jax.lax.stop_gradient(target),
@@ -173,12 +183,12 @@ def _from_one_step(
     config: TD3Config,
     target_actor: MLP,
     target_critic: Critics,
-    estimator: Estimator | None,
+    estimator: Estimator,
     batches: Sequences,
     keys: Array,
     *,
     train: bool,
-) -> tuple[CriticTarget, Estimator | None, Float[Array, ""]]:
+) -> tuple[CriticTarget, Estimator, Float[Array, ""]]:
     """Marginalized targets from the first step and one later step τ, weighted by 1 / P(τ): the same on average.
 
     The weight of a step needs no walk along the path to it, so only the training of the weights, which learn
@@ -203,9 +213,8 @@ def _from_one_step(
     ahead = jax.vmap(partial(look_ahead, config, target_critic))(two, means, traces, noise_keys)
     power = config.discount ** (steps - 1) / probability  # beside the γ that a step's successor has anyway
     discounts = jnp.where(two.terminal, 0.0, config.discount * jnp.stack([power, jnp.ones_like(power)], 1))
-    credit, estimator, loss = td_weights(
-        config, estimator, two, ahead.features, traces, discounts, train=train
-    )
+    along_two = Along(two, ahead.features, traces, discounts)
+    credit, estimator, loss = td_weights(config, estimator, along_two, train=train)
     target = jax.vmap(partial(operator_target, config))(two, ahead, credit.at[:, 1].multiply(power))
     share = jnp.ones_like(credit).at[:, 1].set(probability)
     found = (jax.lax.stop_gradient(target), ahead.features[:, 0], credit, share, two.valid, trace_mean)
@@ -224,10 +233,6 @@ def trace(config: TD3Config, batch: Sequences, means: Float[Array, "T batch m"])
     r"""The traces $c_t = \lambda \min(\bar c, (\pi/\mu)^{\text{temperature}})$ of a batch, 1 at the first step.
 
     `means` are the delayed actor's actions at the successors $x_{t+1}$.
-
-    >>> batch = replay.unpack(jnp.zeros((2, 1, 7)), jnp.ones((2, 1), bool), 1)
-    >>> trace(TD3Config(operator="retrace"), batch, jnp.zeros((2, 1, 1)))[:, 0]
-    Array([1. , 0.7], dtype=float32)
     """
     ones = jnp.ones(batch.rewards.shape)
     if len(ones) == 1 or config.operator == "n-step":
@@ -279,10 +284,6 @@ def draw_steps(
     r"""One later step for each sequence, $1 \le \tau < T$, and its probability, in proportion to $(\gamma\lambda)^\tau$.
 
     Weights of traces with decay λ are of the order of $\lambda^\tau$, so steps are drawn about as often as they count.
-
-    >>> steps, share = draw_steps(TD3Config(sequence_length=2), 3, jax.random.key(0))
-    >>> steps, share
-    (Array([1, 1, 1], dtype=int32), Array([1., 1., 1.], dtype=float32))
     """
     times = jnp.arange(1, config.sequence_length)
     logits = times * jnp.log(config.discount * max(config.decay, 0.1) + 1e-6)
@@ -291,76 +292,53 @@ def draw_steps(
 
 
 def td_weights(
-    config: AgentConfig,
-    estimator: Estimator | None,
-    batches: Sequences,
-    features: Float[Array, "batches T batch n"],
-    traces: Float[Array, "batches T batch"],
-    discounts: Float[Array, "batches T batch"],
-    *,
-    train: bool,
+    config: AgentConfig, estimator: Estimator, along: Along, *, train: bool
 ) -> tuple[Float[Array, "batches T batch"], Estimator, Float[Array, ""]]:
     """TD weights for the targets, and the estimator and its loss after its training on the last batch, if any."""
-    if estimator is None:
-        raise ValueError("estimator must be given for the marginalized operator.")
-    arrays = (batches, features, traces, discounts)
     if isinstance(estimator, Paths):
-        weights, estimator, loss = path_weights(config, estimator, *arrays, train=train)
+        weights, estimator, loss = _path_weights(config, estimator, along, train)
     else:
-        weights, estimator, loss = pair_weights(config, estimator, *arrays, train=train)
-    weights = jnp.where(batches.valid, weights, 0)
+        weights, estimator, loss = _pair_weights(config, estimator, along, train)
+    valid = along.sequences.valid
+    weights = jnp.where(valid, weights, 0)
     if config.normalisation == "none":
         return jnp.minimum(weights, config.weight_bound), estimator, loss
     power = config.normalisation_power if config.normalisation == "power" else 1.0
-    return jax.vmap(partial(normalise, power=power))(weights, batches.valid), estimator, loss
+    return jax.vmap(partial(normalise, power=power))(weights, valid), estimator, loss
 
 
-def pair_weights(
-    config: AgentConfig,
-    estimator: weight_network.Estimator,
-    batches: Sequences,
-    features: Array,
-    traces: Array,
-    discounts: Array,
-    *,
-    train: bool,
+def _pair_weights(
+    config: AgentConfig, estimator: weight_network.Estimator, along: Along, train: bool
 ) -> tuple[Array, Estimator, Array]:
     """`td_weights` of a network that sees pairs, before bounds and normalisation."""
-    pairs = jax.vmap(partial(weight_network.inputs, config))(features)
+    pairs = jax.vmap(partial(weight_network.inputs, config))(along.features)
     predict = jax.vmap(partial(weight_network.predict, config, estimator.weights))
     loss, earlier = jnp.zeros(()), pairs[:-1] if train else pairs
     weights = [predict(earlier)] if len(earlier) else []
     if train:
-        last = (x[-1] for x in (pairs, traces, discounts, batches.truncated))
+        last = (x[-1] for x in (pairs, along.traces, along.discounts, along.sequences.truncated))
         estimator, loss, own = weight_network.update(config, estimator, *last)
         weights.append(own[None])
     return jnp.concatenate(weights), estimator, loss
 
 
-def path_weights(
-    config: AgentConfig,
-    estimator: Paths,
-    batches: Sequences,
-    features: Array,
-    traces: Array,
-    discounts: Array,
-    *,
-    train: bool,
+def _path_weights(
+    config: AgentConfig, estimator: Paths, along: Along, train: bool
 ) -> tuple[Array, Estimator, Array]:
     r"""`td_weights` of paths, $\lambda^t u(x_t \mid x_0, a_0) \min(\bar c, \pi/\mu)$: the action's own trace is exact."""
-    start = features[:, 0] if config.start_conditioned else features[:, 0, :, :0]
-    ratios = traces / config.decay if config.decay else traces
+    start = along.features[:, 0] if config.start_conditioned else along.features[:, 0, :, :0]
+    ratios = along.traces / config.decay if config.decay else along.traces
 
     def log_u(network: PathNetwork, k: int) -> Float[Array, "batch T"]:
-        return network(batches.observations[k], start[k]).T
+        return network(along.sequences.observations[k], start[k]).T
 
     u = path_network.mean_products(
-        jnp.stack([log_u(estimator.average, k) for k in range(len(traces))]), config.clip
+        jnp.stack([log_u(estimator.average, k) for k in range(len(ratios))]), config.clip
     )
     weights = jnp.swapaxes(path_network.credit(u, jnp.swapaxes(ratios, 1, 2), config.decay), 1, 2)
     if not train:
         return weights, estimator, jnp.zeros(())
-    last = (x[-1].T for x in (ratios, discounts, batches.truncated))
+    last = (x[-1].T for x in (ratios, along.discounts, along.sequences.truncated))
     step = (path_loss(config), estimator, partial(log_u, k=-1))
     estimator, loss, _ = path_network.update(*step, *last, clip=config.clip)
     return weights, estimator, loss
@@ -394,11 +372,7 @@ def later(valid: Bool[Array, "*batches T batch"]) -> Bool[Array, "*batches T bat
 
 
 def masked_mean(mask: Bool[Array, "T batch"], values: Float[Array, "T batch"]) -> Float[Array, ""]:
-    """Mean of the entries that the mask keeps; 0 if it keeps none.
-
-    >>> masked_mean(jnp.array([[True], [False]]), jnp.array([[2.0], [jnp.nan]]))
-    Array(2., dtype=float32)
-    """
+    """Mean of the entries that the mask keeps; 0 if it keeps none."""
     return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
