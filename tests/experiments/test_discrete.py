@@ -67,6 +67,6 @@ def test_metrics_become_arrays():
 
 def test_frames_that_do_not_divide_are_refused():
     with pytest.raises(
-        ValueError, match="frames must be a multiple of 2560, environments times evaluations .*, got 1000"
+        ValueError, match=r"frames must be a multiple of 2560, environments times evaluations .*, got 1000"
     ):
         Discrete(frames=1000)
