@@ -186,7 +186,7 @@ def networks(results: dict[str, Any], names: list[str], images: str) -> str:
         "With networks, marginalizing the path makes full importance sampling affordable. At λ = 1 and c̄ = 2 Retrace's targets have "
         f"{found.variance:.0f} times the variance. With that one setting marginalized has the lowest mean error averaged over "
         f"training in {won(found.ours, 0)} of {games} games, against {len(found.others)} other operators, each at its own best setting. "
-        f"At the end of what was run it is lowest in {won(found.ours, 1)} of {games}, and in {won(found.tuned, 1)} when tuned like the others."
+        f"At the end of training it is lowest in {won(found.ours, 1)} of {games}, and in {won(found.tuned, 1)} when tuned like the others."
     )
 
 
