@@ -27,7 +27,7 @@ from reference import typecheck
 # Every annotation in marginax is checked at run time; the hook must come before marginax's first import.
 install_import_hook("marginax", f"{typecheck.__name__}.check")
 
-hypothesis.settings.register_profile("marginax", max_examples=30, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("marginax", max_examples=20, deadline=None, derandomize=True)
 hypothesis.settings.load_profile("marginax")
 
 

@@ -17,13 +17,14 @@ SETTINGS = {
     "replay_size": 64,
 }
 ACTIONS = 3
+init = jax.jit(actor_critic.init, static_argnames=("config", "observation_shape", "num_actions"))
+draw = jax.jit(actor_critic.draw, static_argnames="config")
+targets = jax.jit(actor_critic.targets, static_argnames=("config", "train"))
 
 
 def agent(**settings):
     config = ActorCriticConfig(**SETTINGS, **settings)
-    return config, actor_critic.init(
-        config, observation_shape=(2,), num_actions=ACTIONS, key=jax.random.key(0)
-    )
+    return config, init(config, observation_shape=(2,), num_actions=ACTIONS, key=jax.random.key(0))
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +40,8 @@ def buffer() -> replay.Replay:
 @pytest.mark.parametrize("operator", ["vtrace", "marginalized"])
 def test_targets_and_advantages_are_the_sums_of_their_definitions(buffer, operator):
     config, state = agent(operator=operator, clip=1.3, rho_clip=1.6, decay=0.9)
-    batches, keys = actor_critic.draw(config, buffer, jax.random.split(jax.random.key(1), 1))
-    found, _, _ = actor_critic.targets(config, state, batches, keys, train=False)
+    batches, keys = draw(config, buffer, jax.random.split(jax.random.key(1), 1))
+    found, _, _ = targets(config, state, batches, keys, train=False)
     batch = jax.tree.map(lambda x: np.asarray(x[0]), batches)
     out, ahead = (
         np.asarray(state.network(jnp.asarray(x))) for x in (batch.observations, batch.next_observations)
@@ -76,7 +77,7 @@ def test_a_share_of_the_batch_comes_from_replay_and_the_rest_from_the_last_block
         config, _ = agent(replay_share=share)
         seen = []
         for seed in range(5):
-            batches, _ = actor_critic.draw(config, buffer, jax.random.split(jax.random.key(seed), 1))
+            batches, _ = draw(config, buffer, jax.random.split(jax.random.key(seed), 1))
             starts = np.asarray(batches.observations[0, 0])
             number = np.abs(rows[None] - starts[:, None]).sum(-1).argmin(1)
             seen.append(number)

@@ -10,10 +10,10 @@ import pytest
 
 import marginax as mx
 from marginax import trajectories
-from marginax.deep import critic_targets, path_network, replay, td3
+from marginax.deep import critic_targets, path_network, td3
 from marginax.deep.config import TD3Config
 from marginax.deep.path_network import PathLoss, PathNetwork
-from reference.episodes import filled, transitions
+from reference.episodes import filled, sample, transitions
 
 CONFIG = TD3Config(
     operator="marginalized",
@@ -27,14 +27,19 @@ CONFIG = TD3Config(
 )
 
 
+SIZES = {"observation_size": 2, "action_size": 1}
+init = jax.jit(td3.init, static_argnames=("config", *SIZES))
+targets = jax.jit(td3.targets, static_argnames=("config", "train"))
+
+
 @pytest.fixture(scope="module")
 def batch():
-    return replay.sample(filled(transitions(5, 40), 31), jax.random.key(2), batch=64, length=4)
+    return sample(filled(transitions(5, 40), 31), jax.random.key(2), batch=64, length=4)
 
 
 def agent(config, scale=1.0):
     """An agent whose network of u is far from 1."""
-    state = td3.init(config, observation_size=2, action_size=1, key=jax.random.key(0))
+    state = init(config, **SIZES, key=jax.random.key(0))
     last = state.estimator.network.head.weights[-1]
     last = last + scale * jnp.linspace(-1, 1.5, last.size)[:, None]
     return eqx.tree_at(
@@ -46,7 +51,7 @@ def agent(config, scale=1.0):
 
 def weights_of(config, state, batch):
     one = jax.tree.map(lambda x: x[None], batch)
-    found, *_ = td3.targets(config, state, one, jax.random.key(3)[None], train=False)
+    found, *_ = targets(config, state, one, jax.random.key(3)[None], train=False)
     return np.asarray(found.credit[0])
 
 
@@ -88,7 +93,7 @@ def test_training_reads_no_padding_and_moves_the_estimator_alone(batch):
         return jnp.where(mask, x, 1e3) if x.dtype == jnp.float32 else x
 
     def train(batch):
-        return td3.targets(
+        return targets(
             CONFIG, state, jax.tree.map(lambda x: x[None], batch), jax.random.key(3)[None], train=True
         )
 

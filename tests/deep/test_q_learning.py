@@ -16,6 +16,9 @@ from marginax.simulators.rollout import Actor, AgentSpec, Transitions, row_width
 
 OPERATORS = ("one-step", "n-step", "peng", "tree-backup", "retrace", "marginalized")
 LENGTH, ACTIONS = 4, 3
+init = jax.jit(q_learning.init, static_argnames=("config", "observation_shape", "num_actions"))
+targets = jax.jit(q_learning.targets, static_argnames=("config", "train"))
+learn = jax.jit(q_learning.learn, static_argnames=("config", "delayed"))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def batch() -> replay.Sequences:
 
 def agent(**settings):
     config = QConfig(hidden=(8,), batch_size=32, sequence_length=LENGTH, decay=0.8, clip=1.5, **settings)
-    state = q_learning.init(config, observation_shape=(2,), num_actions=ACTIONS, key=jax.random.key(0))
+    state = init(config, observation_shape=(2,), num_actions=ACTIONS, key=jax.random.key(0))
     other = observation_network((2,), ACTIONS, (8,), key=jax.random.key(7))
     return config, dataclasses.replace(state, target=other)
 
@@ -84,7 +87,7 @@ def naive(config, state, batch, b: int, credits=None) -> float:
 def test_targets_are_the_sums_of_their_definitions(batch, operator, policy):
     config, state = agent(operator=operator, target_policy=policy, double=policy != "softmax")
     short = jax.tree.map(lambda x: jnp.asarray(x[None, : config.length]), batch)
-    found, _, _ = q_learning.targets(config, state, short, jax.random.split(jax.random.key(0), 1), train=True)
+    found, _, _ = targets(config, state, short, jax.random.split(jax.random.key(0), 1), train=True)
     credit = np.asarray(found.credit[0]) if operator == "marginalized" else None
     expected = [naive(config, state, batch, b, None if credit is None else credit[:, b]) for b in range(16)]
     np.testing.assert_allclose(found.target[0, :16], expected, atol=2e-5)
@@ -100,7 +103,7 @@ def test_an_update_moves_q_towards_the_targets_and_renews_the_target_network_in_
     )
     target, losses = jnp.ones(32), []
     for count in range(1, 7):
-        state, loss, values = q_learning.learn(config, state, pairs, target, delayed=True)
+        state, loss, values = learn(config, state, pairs, target, delayed=True)
         losses.append(float(loss))
         np.testing.assert_allclose(loss, np.mean((np.asarray(values) - 1) ** 2), rtol=1e-6)
         same = bool(jnp.all(state.network.dense.weights[0] == state.target.dense.weights[0]))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from marginax.deep import replay
-from reference.episodes import filled, sequence, transitions
+from reference.episodes import filled, sample, sequence, transitions
 
 
 @pytest.mark.parametrize("count", [1, 7, 30, 31, 64, 150])
@@ -14,7 +14,7 @@ from reference.episodes import filled, sequence, transitions
 def test_sequences_are_those_of_a_brute_force_walk(count, length):
     capacity = 31
     stream = transitions(count, count)
-    batch = replay.sample(filled(stream, capacity), jax.random.key(count), batch=200, length=length)
+    batch = sample(filled(stream, capacity), jax.random.key(count), batch=200, length=length)
     batch = jax.tree.map(np.asarray, batch)
     place = {tuple(step["observation"]): i for i, step in enumerate(stream)}
     for b in range(200):
@@ -34,7 +34,7 @@ def test_sequences_are_those_of_a_brute_force_walk(count, length):
 
 def test_every_stored_transition_is_an_equally_likely_start():
     stream = transitions(0, 50)
-    batch = replay.sample(filled(stream, 20), jax.random.key(0), batch=40_000, length=2)
+    batch = sample(filled(stream, 20), jax.random.key(0), batch=40_000, length=2)
     place = {float(step["reward"]): i for i, step in enumerate(stream)}
     starts = np.array([place[float(r)] for r in np.asarray(batch.rewards[0])])
     counts = np.bincount(starts, minlength=50)
@@ -46,7 +46,7 @@ def test_every_stored_transition_is_an_equally_likely_start():
 def test_what_lies_behind_an_episodes_end_or_the_write_head_is_never_called_valid():
     buffer = filled(transitions(3, 40), 16)
     poisoned = replay.Replay(buffer.rows.at[40 % 16].set(jnp.nan), buffer.added, 2)
-    batch = replay.sample(poisoned, jax.random.key(0), batch=500, length=6)
+    batch = sample(poisoned, jax.random.key(0), batch=500, length=6)
     oldest = np.isnan(np.asarray(batch.observations[0, :, 0]))
     assert oldest.any()
     later = np.asarray(batch.valid)[1:] & np.isnan(np.asarray(batch.rewards))[1:]

@@ -1,5 +1,7 @@
 """TD weights learned by networks, against exact ones and the definition."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,9 @@ SETTINGS = {
     "regression": {"weight_learning_rate": 3e-3},
     "fenchel": {"weight_learning_rate": 3e-3, "weight_critic_learning_rate": 1e-3},
 }
+saddle_point, fenchel, regression, penalty = map(
+    jax.jit, (losses.saddle_point, losses.fenchel, losses.regression, losses.penalty)
+)
 
 
 def one_hot(states, actions):
@@ -83,17 +88,15 @@ def test_losses_equal_their_definitions_and_read_nothing_beyond_the_end(ending):
     flags = jnp.asarray(truncated)
     last = 6 if ending == "none" else 4
     powers = 0.9 ** np.arange(last)
-    assert losses.saddle_point(*arrays, flags) == pytest.approx(
-        balance(w, q, traces, discounts, cut), rel=1e-5
-    )
+    assert saddle_point(*arrays, flags) == pytest.approx(balance(w, q, traces, discounts, cut), rel=1e-5)
     quadratic = np.sum(powers * w[:last] ** 2) / 2
     expected = -balance(w, q, traces, discounts, cut) - quadratic
-    assert losses.fenchel(*arrays, flags) == pytest.approx(expected, rel=1e-5)
+    assert fenchel(*arrays, flags) == pytest.approx(expected, rel=1e-5)
     products = np.cumprod(np.append(1.0, traces[1:last]))
     squares = np.sum(powers * (w[:last] - products) ** 2)
-    assert losses.regression(arrays[0], *arrays[2:], flags) == pytest.approx(squares, rel=1e-5)
+    assert regression(arrays[0], *arrays[2:], flags) == pytest.approx(squares, rel=1e-5)
     half = np.sum(powers * q[:last] ** 2) / 2
-    assert losses.penalty(arrays[1], arrays[3], flags) == pytest.approx(half, rel=1e-5)
+    assert penalty(arrays[1], arrays[3], flags) == pytest.approx(half, rel=1e-5)
 
 
 def test_cumulative_traces_balance_every_critic():
@@ -102,20 +105,21 @@ def test_cumulative_traces_balance_every_critic():
     products, _ = losses.cumulative(traces)
     for seed in range(5):
         critic = jax.random.normal(jax.random.key(seed), (7,))
-        loss = losses.saddle_point(products, critic, traces, jnp.full(7, 0.9))
+        loss = saddle_point(products, critic, traces, jnp.full(7, 0.9))
         assert loss == pytest.approx(0.0, abs=1e-5)
 
 
 def test_an_adversary_moves_against_the_weights():
     """One step of Adam lowers the saddle point's loss through the weights and raises it through the critic."""
     config = TD3Config(weights="saddle-point", hidden=(16,), weight_critic_penalty=0.0)
-    old = weight_network.init(config, features=3, key=jax.random.key(0))
+    old = jax.jit(partial(weight_network.init, config, 3))(jax.random.key(0))
     pairs = weight_network.inputs(config, jax.random.normal(jax.random.key(1), (5, 32, 3)))
     sequence = (jnp.full((5, 32), 0.5), jnp.full((5, 32), 0.9), jnp.zeros((5, 32), bool))
-    new, before, _ = weight_network.update(config, old, pairs, *sequence)
+    new, before, _ = jax.jit(partial(weight_network.update, config))(old, pairs, *sequence)
+    loss = jax.jit(partial(weight_network.loss, config))
 
     def value(network, critic):
-        return float(weight_network.loss(config, (network, critic), pairs, *sequence)[0])
+        return float(loss((network, critic), pairs, *sequence)[0])
 
     assert value(new.weights, old.critic) < float(before) < value(old.weights, new.critic)
 

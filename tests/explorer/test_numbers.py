@@ -20,7 +20,7 @@ def test_deviations_are_those_of_sampled_targets(name, size):
     c = mx.traces.retrace(pi, here.mu, clip=1.5, decay=0.9)
     w = mx.weights.exact(here.mdp, here.mu, c, start=start)
     batch = mx.trajectories.sample(
-        here.mdp, here.mu, jax.random.key(0), episodes=100_000, horizon=60, start_states=0, start_actions=1
+        here.mdp, here.mu, jax.random.key(0), episodes=30_000, horizon=60, start_states=0, start_actions=1
     )
     states, actions = np.asarray(batch.states), np.asarray(batch.actions)
     rewards = np.where(batch.valid, batch.rewards, 0.0)

@@ -1,8 +1,11 @@
 """Replay and targets of the agent, naively: lists of transitions, and sums written out step by step."""
 
+import jax
 import numpy as np
 
 from marginax.deep import replay
+
+sample = jax.jit(replay.sample, static_argnames=("batch", "length"))
 
 
 def transitions(seed: int, count: int, observation_size: int = 2, action_size: int = 1) -> list[dict]:
@@ -61,8 +64,11 @@ def rows_of(stream: list[dict]) -> np.ndarray:
     return replay.pack(*([step[name] for step in stream] for name in names))
 
 
+_add = jax.jit(replay.add)
+
+
 def filled(stream: list[dict], capacity: int, block: int = 5) -> replay.Replay:
     buffer = replay.empty(capacity, 2, 1)
     for i in range(0, len(stream), block):
-        buffer = replay.add(buffer, rows_of(stream[i : i + block]))
+        buffer = _add(buffer, rows_of(stream[i : i + block]))
     return buffer

@@ -177,7 +177,7 @@ def update(
     >>> state = init(config, observation_size=1, action_size=1, key=jax.random.key(0))
     >>> rows = replay.pack([[0.0]], [[0.5]], [1.0], [True], [False], [0.0], [[0.1]])
     >>> batch = replay.sample(replay.add(replay.empty(4, 1, 1), rows), jax.random.key(0), batch=4, length=5)
-    >>> state, metrics = update(config, state, batch, jax.random.key(1), delayed=True)
+    >>> state, metrics = jax.jit(partial(update, config, delayed=True))(state, batch, jax.random.key(1))
     >>> float(metrics.target_mean)
     1.0
     """
