@@ -52,7 +52,7 @@ def pytest_collect_file(file_path: Path) -> None:
         importlib.import_module(".".join(parts).removesuffix(".__init__"))
 
 
-_MOST_MEMORY = 1.2e9  # bytes of one worker
+_MOST_MEMORY = 1.6e9  # bytes of one worker
 
 
 @pytest.fixture(autouse=True)

@@ -25,11 +25,6 @@ def atomic_write(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
     Raises:
         OSError: the disk is full or the folder cannot be written; `path` is then as it was.
-
-    >>> target = Path(tempfile.mkdtemp()) / "a.txt"
-    >>> atomic_write(target, lambda f: f.write(b"whole"))
-    >>> target.read_text()
-    'whole'
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -61,13 +56,7 @@ def check_writable(folder: Path) -> None:
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a table as CSV; floats keep nine significant digits.
-
-    >>> target = Path(tempfile.mkdtemp()) / "t.csv"
-    >>> write_csv(target, ["n", "error"], [[1, 0.5], [2, 0.25]])
-    >>> target.read_text().splitlines()
-    ['n,error', '1,0.5', '2,0.25']
-    """
+    """Write a table as CSV; floats keep nine significant digits."""
 
     def write(file: BinaryIO) -> None:
         text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
@@ -92,11 +81,6 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     Raises:
         OSError: the disk is full or the folder cannot be written; `path` is then as it was.
         ValueError: an array has elements that are Python objects.
-
-    >>> target = Path(tempfile.mkdtemp()) / "a.npz"
-    >>> save_arrays(target, {"x": np.arange(3)})
-    >>> load_arrays(target)["x"], np.load(target)["x"]
-    (array([0, 1, 2]), array([0, 1, 2]))
     """
 
     def write(file: BinaryIO) -> None:
@@ -150,13 +134,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def save_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a JSON object with a last entry `sha256`, the checksum of all others.
-
-    >>> target = Path(tempfile.mkdtemp()) / "a.json"
-    >>> save_json(target, {"step": 3})
-    >>> load_json(target)
-    {'step': 3}
-    """
+    """Write a JSON object with a last entry `sha256`, the checksum of all others."""
     text = json.dumps({**data, "sha256": _json_digest(data)}, indent=1, ensure_ascii=False)
     atomic_write(path, lambda file: file.write(text.encode()))
 

@@ -173,12 +173,6 @@ class Lock:
 
     Raises:
         RuntimeError: at once, with one sentence that names the process that holds the folder.
-
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> with Lock(folder), Lock(folder):
-    ...     pass
-    Traceback (most recent call last):
-    RuntimeError: '...' is in use by process ... (...) on ... since ...: wait until it has ended, or choose another folder
     """
 
     def __init__(self, folder: Path) -> None:

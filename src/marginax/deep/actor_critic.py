@@ -97,12 +97,7 @@ class Targets(eqx.Module):
 def init(
     config: ActorCriticConfig, *, observation_shape: tuple[int, ...], num_actions: int, key: Array
 ) -> ActorCriticState:
-    """A fresh agent.
-
-    >>> config = ActorCriticConfig(hidden=(8,))
-    >>> init(config, observation_shape=(4,), num_actions=2, key=jax.random.key(0)).network(jnp.zeros((3, 4))).shape
-    (3, 3)
-    """
+    """A fresh agent."""
     first, second = jax.random.split(key)
     network = observation_network(
         observation_shape, num_actions + 1, config.hidden, config.filters, key=first

@@ -44,14 +44,6 @@ def save(
     Raises:
         OSError: If the disk is full or cannot be written; the previous checkpoint is then untouched.
         ValueError: If a file to keep is not in the previous checkpoint, or one to write is.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> save(folder, {"step": 1}, {"old": {"x": np.arange(3)}})
-    >>> save(folder, {"step": 2}, {"new": {"y": np.ones(2)}}, keep=["old"])
-    >>> found = load(folder)
-    >>> found.meta, sorted(found.files), found.files["old"]["x"]
-    ({'step': 2}, ['new', 'old'], array([0, 1, 2]))
     """
     folder.mkdir(parents=True, exist_ok=True)
     previous = (manifest(folder) or {"files": []})["files"]
@@ -133,11 +125,7 @@ def manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def to_arrays(tree: Any) -> dict[str, np.ndarray]:
-    """The leaves of a pytree by their place in it.
-
-    >>> to_arrays({"a": [np.zeros(2), np.ones(())]})
-    {"['a'][0]": array([0., 0.]), "['a'][1]": array(1.)}
-    """
+    """The leaves of a pytree by their place in it."""
     import jax
 
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)

@@ -106,11 +106,7 @@ class AgentConfig:
 
     @property
     def length(self) -> int:
-        """Steps of a sequence that the operator needs.
-
-        >>> TD3Config(operator="one-step", sequence_length=5).length
-        1
-        """
+        """Steps of a sequence that the operator needs."""
         return 1 if self.operator == "one-step" else self.sequence_length
 
     @property
@@ -125,20 +121,12 @@ class AgentConfig:
 
     @property
     def weight_bound(self) -> float:
-        """The largest product of traces that a sequence can have, and so the largest TD weight.
-
-        >>> TD3Config(decay=1.0, clip=2.0, sequence_length=3).weight_bound
-        4.0
-        """
+        """The largest product of traces that a sequence can have, and so the largest TD weight."""
         return max(1.0, self.decay * self.clip) ** (self.sequence_length - 1)
 
     @property
     def label(self) -> str:
-        """A short name for legends.
-
-        >>> TD3Config(operator="marginalized").label
-        'marginalized-regression'
-        """
+        """A short name for legends."""
         return f"marginalized-{self.weights}" if self.operator == "marginalized" else self.operator
 
     def derived(self: C, steps: int) -> C:
@@ -147,11 +135,7 @@ class AgentConfig:
         return self if self.random_steps is not None else dataclasses.replace(self, random_steps=most)
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as plain data; `from_json` reads them back.
-
-        >>> TD3Config.from_json(TD3Config(discount=0.9).to_json()).discount
-        0.9
-        """
+        """The settings as plain data; `from_json` reads them back."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
     @classmethod

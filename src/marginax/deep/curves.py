@@ -61,10 +61,6 @@ def curves_of(simulator: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, C
     """Lines of metrics as curves, by operator in order of appearance.
 
     A seed that diverged keeps its last values until the end: it counts as the failure it is.
-
-    >>> line = {"operator": "one-step", "seed": 0, "step": 10, "return": 1.0, "failed_at": None, "q_mean": 0.5}
-    >>> curves_of("Pendulum-v1", [line, {**line, "seed": 1, "return": 3.0}])["one-step"].final
-    array([1., 3.])
     """
     out = {}
     for operator in dict.fromkeys(line["operator"] for line in lines):

@@ -70,9 +70,6 @@ class Plan:
         capacities: Transitions that the replay buffers of each group hold, multiples of the block.
         num_actions: Number of discrete actions, if they are.
         observation_shape: Shape of an observation before it was made flat; for discrete actions.
-
-    >>> Plan((TD3Config(),), seeds=5, observation_size=17, action_size=6, capacities=(1000,)).width
-    44
     """
 
     configs: tuple[AgentConfig, ...]

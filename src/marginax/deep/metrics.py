@@ -16,11 +16,7 @@ METRICS, BOARD = "metrics.jsonl", "tensorboard"
 
 
 def slug(text: str) -> str:
-    """A name that can be part of a file's.
-
-    >>> slug("mujoco/cheetah-run")
-    'mujoco-cheetah-run'
-    """
+    """A name that can be part of a file's."""
     return re.sub(r"[^A-Za-z0-9._=-]+", "-", text)
 
 

@@ -44,10 +44,6 @@ class PathNetwork(eqx.Module):
     Attributes:
         head: From the features of x and those of the start pair to log u.
         trunk: Turns what is seen of a state into features; None where states are features themselves.
-
-    >>> network = PathNetwork(3, 4, (8,), key=jax.random.key(0))
-    >>> network(jnp.ones((5, 2, 3)), jnp.ones((2, 4))).shape
-    (5, 2)
     """
 
     head: MLP
@@ -83,11 +79,7 @@ def init(loss: PathLoss, network: PathNetwork) -> Paths:
 
 
 def mean_products(scores: Float[Array, "*batch T"], clip: Any) -> Float[Array, "*batch T"]:
-    r"""u of every step of a sequence from log u: 1 where no trace lies on the way (t ≤ 1), and at most $\bar c^{\,t-1}$.
-
-    >>> print(mean_products(jnp.full(4, 9.0), 2.0))
-    [1. 1. 2. 4.]
-    """
+    r"""u of every step of a sequence from log u: 1 where no trace lies on the way (t ≤ 1), and at most $\bar c^{\,t-1}$."""
     times = jnp.arange(scores.shape[-1])
     most = jnp.log(clip) * jnp.maximum(times - 1, 0)
     return jnp.exp(jnp.where(times < 2, 0, jnp.minimum(scores, most)))
@@ -102,9 +94,6 @@ def credit(
         u: From `mean_products`.
         ratios: $\min(\bar c, \pi/\mu)$, without the decay; the first is not read.
         decay: λ.
-
-    >>> credit(jnp.array([1.0, 1.0, 0.5]), jnp.array([9.0, 2.0, 2.0]), 0.5)
-    Array([1.  , 1.  , 0.25], dtype=float32)
     """
     times = jnp.arange(u.shape[-1])
     return jnp.where(times == 0, 1, decay**times * u * ratios)
@@ -133,11 +122,6 @@ def update(
 
     Returns:
         What is trained after the step, the loss, and u by the average before the step.
-
-    >>> paths = init(PathLoss(), PathNetwork(2, 3, (8,), key=jax.random.key(0)))
-    >>> states, start, two = jnp.ones((1, 4, 2)), jnp.ones((1, 1, 3)), jnp.full((1, 4), 2.0)
-    >>> update(PathLoss(), paths, lambda network: network(states, start), two, two, clip=2.0)[2]
-    Array([[1., 1., 1., 1.]], dtype=float32)
     """
     u = mean_products(scores_of(paths.average), clip)
 

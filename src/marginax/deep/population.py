@@ -183,9 +183,8 @@ class Population:
                 elif not self.config.overlap:
                     self._take(*current, self.step)
                 previous = current if self.config.overlap else None
-                self._acting = (
-                    self._newest
-                )  # with overlap: those before this block's updates, which have only begun
+                # With overlap: those before this block's updates, which have only begun.
+                self._acting = self._newest
                 self.timing.simulating += t1 - t0
                 self.timing.waiting += time.perf_counter() - t1
                 self.seconds = before + time.perf_counter() - begun
@@ -268,14 +267,12 @@ class Population:
             self._fail(int(agent), step, "the policy's parameters were no longer finite")
         for agent in np.flatnonzero(size > limit):
             bound = limit[agent] / self.config.groups[self.config.agents[agent][0]].divergence_factor
-            reason = (
-                f"the mean of |Q| reached {size[agent]:.3g}, far above the {bound:.3g} that rewards up to "
-            )
-            self._fail(int(agent), step, f"{reason}{self._largest_reward[agent]:.3g} allow,")
+            reached, largest = size[agent], self._largest_reward[agent]
+            reason = f"the mean of |Q| reached {reached:.3g}, far above the {bound:.3g} that rewards up to {largest:.3g} allow,"
+            self._fail(int(agent), step, reason)
         failed = np.isin(np.arange(len(vectors)), list(self.failures))
-        self._newest = np.where(
-            failed[:, None], self._newest, vectors
-        )  # a failed agent keeps its last policy
+        # A failed agent keeps its last policy.
+        self._newest = np.where(failed[:, None], self._newest, vectors)
         for learned, row in zip(self._learned, metrics.tolist(), strict=True):
             learned.append(row)
         if step % (self.config.evaluate_every or step) == 0 or step == self.config.steps:

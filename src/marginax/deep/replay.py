@@ -31,11 +31,6 @@ class Sequences(eqx.Module):
         log_behaviour: log μ(a_t|x_t), the density that drew the action.
         next_observations: x_{t+1}, also where the episode ended.
         valid: False for padding, whose other fields are arbitrary.
-
-    >>> buffer = add(empty(4, 1, 1), pack([[0.0]], [[0.5]], [1.0], [False], [True], [0.0], [[0.1]]))
-    >>> sample(buffer, jax.random.key(0), batch=2, length=3).valid.T
-    Array([[ True, False, False],
-           [ True, False, False]], dtype=bool)
     """
 
     observations: Float[Array, "*batch n"]
@@ -156,10 +151,6 @@ def unpack(
         rows: Transitions, time first.
         stored: Whether a row is that of the transition which really followed.
         observation_size: Length of an observation.
-
-    >>> rows = jnp.array([[[0.0, 0.5, 1.0, 1.0, 0.0, -0.7, 0.1]], [[9.0] * 7]])
-    >>> unpack(rows, jnp.ones((2, 1), bool), 1).valid[:, 0]
-    Array([ True, False], dtype=bool)
     """
     columns = Transitions(rows, observation_size)
     terminal = columns.terminated > 0

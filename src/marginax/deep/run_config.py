@@ -127,11 +127,7 @@ def _flat(data: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of policy evaluation with networks: everything about its program but the operators.
-
-    >>> Sizes(phases=3, period=100).updates
-    300
-    """
+    """Sizes of policy evaluation with networks: everything about its program but the operators."""
 
     phases: int = 12
     """Target networks, each with trajectories of its own."""

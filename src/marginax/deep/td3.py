@@ -65,12 +65,7 @@ METRICS = (*(field.name for field in fields(Metrics)), *(f"error_variance_{name}
 
 
 def init(config: TD3Config, *, observation_size: int, action_size: int, key: Array) -> TD3State:
-    """A fresh agent.
-
-    >>> state = init(TD3Config(hidden=(8,)), observation_size=3, action_size=1, key=jax.random.key(0))
-    >>> state.actor.weights[0].shape
-    (3, 8)
-    """
+    """A fresh agent."""
     actor_key, critic_key, weight_key = jax.random.split(key, 3)
     pair = observation_size + action_size
     actor = MLP(observation_size, action_size, config.hidden, key=actor_key)

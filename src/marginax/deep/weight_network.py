@@ -45,11 +45,7 @@ def init(config: AgentConfig, features: int, key: Array) -> Estimator:
 
 
 def evaluate(network: MLP, inputs: Float[Array, "T batch n"]) -> Float[Array, "T batch"]:
-    """A network's output on every pair of a batch of sequences.
-
-    >>> evaluate(MLP(3, 1, (8,), key=jax.random.key(0)), jnp.ones((5, 2, 3))).shape
-    (5, 2)
-    """
+    """A network's output on every pair of a batch of sequences."""
     return network(inputs.reshape(-1, inputs.shape[-1]))[:, 0].reshape(inputs.shape[:2])
 
 
@@ -173,13 +169,6 @@ def fit(
 
 
 def adam(rate: float, gradient: Any, optimiser: Any, network: Any) -> tuple[Any, Any]:
-    """One step of Adam on one network, or on several.
-
-    >>> network = MLP(1, 1, (2,), key=jax.random.key(0))
-    >>> optimiser = optax.adam(0.1).init(network)
-    >>> moved, _ = adam(0.1, network, optimiser, network)
-    >>> moved.weights[0].shape
-    (1, 2)
-    """
+    """One step of Adam on one network, or on several."""
     updates, optimiser = optax.adam(rate).update(gradient, optimiser)
     return optax.apply_updates(network, updates), optimiser

@@ -216,11 +216,7 @@ class Control(Experiment):
 
 
 def seconds(text: str) -> float:
-    """A length of time such as `90s`, `9m` or `1.5h`; a plain number is seconds.
-
-    >>> seconds("9m"), seconds("90")
-    (540.0, 90.0)
-    """
+    """A length of time such as `90s`, `9m` or `1.5h`; a plain number is seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     if not match:
         raise ValueError(f"time-limit must be a number with s, m or h after it, got {text!r}.")

@@ -92,34 +92,23 @@ def parts_by_seeds(
     return parts
 
 
-def relative_error(q: ArrayLike, q_pi: ArrayLike, state: int = 0) -> np.ndarray:
-    """The paper's error at the start state, `Σ_a |Q(x0,a) - Q^π(x0,a)| / |Q^π(x0,a)|`, of `q[..., S, A]`.
-
-    >>> relative_error([[[1.0, 3.0]]], [[2.0, 2.0]])
-    array([1.])
-    """
-    truth = np.asarray(q_pi)[state]
-    return (np.abs(np.asarray(q)[..., state, :] - truth) / np.abs(truth)).sum(axis=-1)
+def relative_error(q: ArrayLike, q_pi: ArrayLike) -> np.ndarray:
+    """The paper's error at the start state, `Σ_a |Q(x0,a) - Q^π(x0,a)| / |Q^π(x0,a)|`, of `q[..., S, A]`."""
+    truth = np.asarray(q_pi)[0]
+    return (np.abs(np.asarray(q)[..., 0, :] - truth) / np.abs(truth)).sum(axis=-1)
 
 
 def time_to(errors: np.ndarray, level: float) -> int:
     """Iterations until the mean of `errors[seeds, iterations]` is at or below a level for good; one more than there are
     if never.
-
-    >>> time_to(np.array([[3.0, 1.0, 2.0, 0.5, 0.4]]), 1.0)
-    4
     """
     above = np.flatnonzero(errors.mean(axis=0) > level)
     return int(above[-1]) + 2 if above.size else 1
 
 
-def final(errors: np.ndarray, share: float = 0.2) -> float:
-    """Mean over seeds and over the last part of the iterations of `errors[seeds, iterations]`: where a curve ends up.
-
-    >>> final(np.array([[5.0, 5.0, 5.0, 5.0, 1.0]]))
-    1.0
-    """
-    return float(errors[:, -max(1, round(share * errors.shape[1])) :].mean())
+def final(errors: np.ndarray) -> float:
+    """Mean over seeds and over the last fifth of the iterations of `errors[seeds, iterations]`: where a curve ends up."""
+    return float(errors[:, -max(1, round(0.2 * errors.shape[1])) :].mean())
 
 
 def log_ratio(x: np.ndarray, y: np.ndarray) -> float:

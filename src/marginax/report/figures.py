@@ -98,10 +98,10 @@ def plot_style() -> Iterator[None]:
         yield
 
 
-def save_figure(figure: "Figure", folder: Path, name: str, dpi: int = 160) -> None:
+def save_figure(figure: "Figure", folder: Path, name: str) -> None:
     """Saves a figure as `<name>.png` and `<name>.pdf`, each whole or not at all."""
     atomic_write(folder / f"{name}.pdf", lambda file: figure.savefig(file, format="pdf"))
-    atomic_write(folder / f"{name}.png", lambda file: figure.savefig(file, format="png", dpi=dpi))
+    atomic_write(folder / f"{name}.png", lambda file: figure.savefig(file, format="png", dpi=160))
 
 
 @contextmanager

@@ -123,11 +123,7 @@ def make_accelerated(name: str) -> AcceleratedSimulator:
 
 
 class HostSimulator:
-    """`gymnax/NAME` step by step, as any other [`Simulator`][marginax.simulators.Simulator].
-
-    >>> HostSimulator("gymnax/CartPole-v1", seed=0).reset().shape
-    (4,)
-    """
+    """`gymnax/NAME` step by step, as any other [`Simulator`][marginax.simulators.Simulator]."""
 
     def __init__(self, name: str, seed: int) -> None:
         self._functions = functions = make_accelerated(name)

@@ -26,9 +26,6 @@ class SuiteSimulator:
     A task keeps part of its state outside the physics: reacher's target is a position in the model, cheetah's
     time-out an attribute of the task. A checkpoint holds those arrays of the model that differ from the
     compiled ones, and the task's numbers and arrays.
-
-    >>> SuiteSimulator("walker-run", seed=0).reset().shape
-    (24,)
     """
 
     num_actions: int | None = None

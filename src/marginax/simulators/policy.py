@@ -11,11 +11,7 @@ Layers = list[tuple[np.ndarray, np.ndarray]]
 
 
 def parameter_count(sizes: Sequence[int]) -> int:
-    """Number of weights and biases of a network with these layer sizes.
-
-    >>> parameter_count([3, 4, 1])
-    21
-    """
+    """Number of weights and biases of a network with these layer sizes."""
     return sum(n * m + m for n, m in pairwise(sizes))
 
 
@@ -23,10 +19,6 @@ def unpack(vector: np.ndarray, sizes: Sequence[int]) -> Layers:
     """Cut a flat vector into layers of (weight `[in, out]`, bias `[out]`), copied.
 
     The vector holds, layer by layer, the weight in row order and then the bias.
-
-    >>> layers = unpack(np.arange(21, dtype=np.float32), [3, 4, 1])
-    >>> [weight.shape for weight, _ in layers], layers[1][1]
-    ([(3, 4), (4, 1)], array([20.], dtype=float32))
     """
     if vector.shape != (parameter_count(sizes),):
         raise ValueError(
@@ -67,11 +59,7 @@ def act(layers: Layers, observation: np.ndarray) -> np.ndarray:
 
 
 def to_bounds(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Clip to [-1, 1] and scale to the simulator's bounds.
-
-    >>> to_bounds(np.float32([-3, 0, 1]), np.float32([-2]), np.float32([4]))
-    array([-2.,  1.,  4.], dtype=float32)
-    """
+    """Clip to [-1, 1] and scale to the simulator's bounds."""
     clipped = np.minimum(np.maximum(action, np.float32(-1)), np.float32(1))
     half = np.float32(0.5)
     return half * (low + high) + clipped * (half * (high - low))

@@ -14,7 +14,6 @@ repeated from the state at the block's start.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,7 +90,6 @@ class Pool:
             warn_if_resume_differs(name, allow_import)
         self.parameter_count = parameter_count(sizes)
         self.replaced = 0
-        self.waited = 0.0  # seconds spent in `finish`
         width = row_width(self.observation_size, self.action_size)
         self._shape = (len(specs), self.parameter_count, steps, width)
         self._memory = processes.SharedMemory(_Shared.size(*self._shape))
@@ -139,13 +137,11 @@ class Pool:
         """Wait for the block in work; its rows are `[agents, steps, width]`, copied."""
         if self._running is None:
             raise RuntimeError("no block was started")
-        begun = time.perf_counter()
         if self._local is not None:
             self._local.block(self._running)
         while any(worker.busy for worker in self._workers):
             self._receive(block=True)
         self._running = None
-        self.waited += time.perf_counter() - begun
         return Transitions(self._shared.rows.copy(), self.observation_size)
 
     def evaluate(

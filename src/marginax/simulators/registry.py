@@ -75,13 +75,7 @@ def make(name: str, seed: int, *, allow_import: bool = False, render: bool = Fal
 
 
 def check_actions(name: str, simulator: Simulator, *, discrete: bool, command: str = "") -> None:
-    """Refuse a simulator whose actions an agent cannot choose, and name the command that can.
-
-    >>> check_actions("Pendulum-v1", make("Pendulum-v1", seed=0), discrete=True, command="marginax train Pendulum-v1")
-    Traceback (most recent call last):
-        ...
-    ValueError: 'Pendulum-v1' has actions in a box, but this agent needs discrete actions: use marginax train Pendulum-v1
-    """
+    """Refuse a simulator whose actions an agent cannot choose, and name the command that can."""
     if discrete == (simulator.num_actions is not None):
         return
     kinds = "actions in a box", f"{simulator.num_actions} discrete actions"
@@ -91,11 +85,7 @@ def check_actions(name: str, simulator: Simulator, *, discrete: bool, command: s
 
 
 def observation_shape(simulator: Simulator) -> tuple[int, ...]:
-    """The shape of an observation before it was made flat.
-
-    >>> observation_shape(make("grid/catch", seed=0))
-    (10, 5, 2)
-    """
+    """The shape of an observation before it was made flat."""
     return getattr(simulator, "observation_shape", (simulator.observation_size,))
 
 

@@ -83,11 +83,7 @@ class Transitions:
 
 
 def row_width(observation_size: int, action_size: int) -> int:
-    """Numbers in one row of a `Transitions`.
-
-    >>> row_width(17, 6)
-    44
-    """
+    """Numbers in one row of a `Transitions`."""
     return 2 * observation_size + action_size + 4
 
 

@@ -214,25 +214,9 @@ def marginalized(
     that do not depend on the start; and if they are those of the first pair, $w_{x_0,a_0}(x_s,a_s)$, the
     formula holds for the first target (of the first episode) only.
 
-    Args:
-        q: `Q(x_t, a_t)`, times 0 to T-1.
-        v_next: `Q(x_{t+1}, π)`, for the successors of times 0 to T-1. Not read where `discounts` is 0.
-        rewards: `r_t`, times 0 to T-1.
-        discounts: γ, or 0 where step `t` ended the episode; nothing beyond such a step is read.
-        weights: `[T, T]` with the weight of step `s` for start `t` at `[t, s]`; or `[T]`, the same for all
-            starts; or a number. Pairs with `s < t`, or with the end of an episode in between, are never read.
-        truncated: as in `multi_step`.
-        valid: as in `multi_step`.
-        times: random times; then the estimate is
-            $Q + (1-\gamma)^{-1} w_{x_t,a_t}(x_\tau,a_\tau) \hat\Delta_\tau$.
-        stop_gradient: as in `multi_step`.
-        backend: as in `multi_step`.
-
-    Returns:
-        One target for every step.
-
-    Raises:
-        ValueError: if the shapes do not agree.
+    `weights` are `[T, T]` with the weight of step `s` for start `t` at `[t, s]`; or `[T]`, the same for all starts; or a
+    number. Pairs with `s < t`, or with the end of an episode in between, are never read. With random times the
+    estimate is $Q + (1-\gamma)^{-1} w_{x_t,a_t}(x_\tau,a_\tau) \hat\Delta_\tau$. The other arguments are as in `multi_step`.
 
     >>> q, v_next = jnp.array([1.0, 2.0]), jnp.array([2.0, 9.0])
     >>> rewards, discounts = jnp.ones(2), jnp.array([0.5, 0.0])
@@ -268,24 +252,8 @@ def vtrace(
     (the appendix on V-trace). Unlike `multi_step`, the trace of the start itself counts, because a state's
     action is still to be corrected for, and the trace of an episode's last step is never read.
 
-    Args:
-        v: `V(x_t)`, times 0 to T-1.
-        v_next: `V(x_{t+1})`, for the successors of times 0 to T-1. Not read where `discounts` is 0.
-        rewards: `r_t`, times 0 to T-1.
-        discounts: γ, or 0 where step `t` ended the episode; nothing beyond such a step is read.
-        traces: `c(x_t, a_t)`, times 0 to T-1, usually λ min(c̄, π/μ) (`traces.clip_ratios`); or one number for all.
-        rhos: `ρ(x_t, a_t)`, times 0 to T-1, usually min(ρ̄, π/μ); or one number for all.
-        truncated: as in `multi_step`.
-        valid: as in `multi_step`.
-        times: random times, as in `multi_step`.
-        stop_gradient: as in `multi_step`.
-        backend: as in `multi_step`.
-
-    Returns:
-        One target for every step.
-
-    Raises:
-        ValueError: if the shapes do not agree.
+    `v` is `V(x_t)`, `v_next` is `V(x_{t+1})`, `traces` are usually λ min(c̄, π/μ) (`traces.clip_ratios`) and `rhos`, the
+    `ρ(x_t, a_t)`, usually min(ρ̄, π/μ); each may be one number for all steps. The other arguments are as in `multi_step`.
 
     >>> v, v_next = jnp.array([1.0, 2.0]), jnp.array([2.0, 9.0])
     >>> vtrace(v, v_next, jnp.ones(2), jnp.array([0.5, 0.0]), traces=jnp.array([0.8, 1.0]), rhos=1.0)
@@ -319,24 +287,7 @@ def marginalized_vtrace(
 
     (the appendix on V-trace).
 
-    Args:
-        v: `V(x_t)`, times 0 to T-1.
-        v_next: `V(x_{t+1})`, for the successors of times 0 to T-1. Not read where `discounts` is 0.
-        rewards: `r_t`, times 0 to T-1.
-        discounts: γ, or 0 where step `t` ended the episode; nothing beyond such a step is read.
-        weights: `w_{x_t}(x_s)`, `[T, T]` or `[T]`, as in `marginalized`.
-        rhos: `ρ(x_t, a_t)`, times 0 to T-1, or one number for all.
-        truncated: as in `multi_step`.
-        valid: as in `multi_step`.
-        times: random times, as in `marginalized`.
-        stop_gradient: as in `multi_step`.
-        backend: as in `multi_step`.
-
-    Returns:
-        One target for every step.
-
-    Raises:
-        ValueError: if the shapes do not agree.
+    The arguments are those of `vtrace`, with weights `w_{x_t}(x_s)`, `[T, T]` or `[T]`, as in `marginalized`.
 
     >>> v, v_next = jnp.array([1.0, 2.0]), jnp.array([2.0, 9.0])
     >>> marginalized_vtrace(v, v_next, jnp.ones(2), jnp.array([0.5, 0.0]), jnp.array([1.0, 0.8]), rhos=1.0)
@@ -405,21 +356,8 @@ def peng(
     is the multi-step baseline of the paper's deep experiments, which bootstraps from π's action where Retrace
     has $Q(x_{t+1},a_{t+1})$. With `traces=1` it is the uncorrected return.
 
-    Args:
-        v_next: `Q(x_{t+1}, π)`, for the successors of times 0 to T-1. Not read where `discounts` is 0.
-        rewards: `r_t`, times 0 to T-1.
-        discounts: γ, or 0 where step `t` ended the episode.
-        traces: λ, or a trace for every step, times 0 to T-1, of which an episode's first is never read.
-        truncated: as in `multi_step`.
-        valid: as in `multi_step`.
-        stop_gradient: as in `multi_step`.
-        backend: as in `multi_step`.
-
-    Returns:
-        One target for every step.
-
-    Raises:
-        ValueError: if the shapes do not agree.
+    `traces` is λ, or a trace for every step, of which an episode's first is never read. The other arguments are as in
+    `multi_step`.
 
     >>> peng(jnp.array([2.0, 4.0]), jnp.ones(2), jnp.array([0.5, 0.5]), traces=0.5)
     Array([2.25, 3.  ], dtype=float32)
@@ -448,20 +386,7 @@ def n_step(
 
     shortened where the episode ends, is truncated or leaves the array before `n` steps are through.
 
-    Args:
-        v_next: `Q(x_{t+1}, π)`, for the successors of times 0 to T-1. Not read where `discounts` is 0.
-        rewards: `r_t`, times 0 to T-1.
-        discounts: γ, or 0 where step `t` ended the episode.
-        steps: n, at least 1; 1 gives one-step targets.
-        truncated: as in `multi_step`.
-        valid: as in `multi_step`.
-        stop_gradient: as in `multi_step`.
-
-    Returns:
-        One target for every step.
-
-    Raises:
-        ValueError: if the shapes do not agree, or `steps` is not a positive whole number.
+    `steps` is n, at least 1; 1 gives one-step targets. The other arguments are as in `multi_step`.
 
     >>> n_step(jnp.array([2.0, 4.0]), jnp.ones(2), jnp.array([0.5, 0.5]), steps=2)
     Array([2.5, 3. ], dtype=float32)

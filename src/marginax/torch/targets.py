@@ -336,21 +336,9 @@ def marginalized(
     $$\hat{\mathcal M}^w Q(x_t,a_t) = Q(x_t,a_t) + \sum_{s \ge t} \gamma^{s-t} w_{x_t,a_t}(x_s,a_s)\,
     \hat\Delta_s$$
 
-    Args:
-        q: as the next three and the rest, as in `multi_step`.
-        v_next: likewise.
-        rewards: likewise.
-        discounts: likewise.
-        weights: `w(x_s, a_s)` of the shape of `q`, the same for all starts; or with one dimension more, the last, for the
-            step `s`: `[..., T, T]` with the weight of step `s` for start `t` at `[..., t, s]` (`[T, B, T]` for `dim=0`).
-        truncated: as in `multi_step`.
-        valid: as in `multi_step`.
-        times: as in `multi_step`.
-        stop_gradient: as in `multi_step`.
-        dim: as in `multi_step`.
-
-    Returns:
-        One target for every step, of the shape of `q`.
+    `weights` are `w(x_s, a_s)` of the shape of `q`, the same for all starts; or they have one dimension more, the last,
+    for the step `s`: `[..., T, T]` with the weight of step `s` for start `t` at `[..., t, s]` (`[T, B, T]` for `dim=0`).
+    The other arguments are as in `multi_step`.
 
     >>> import torch
     >>> q, v_next = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 9.0])
@@ -380,21 +368,8 @@ def vtrace(
     $$\hat{\mathcal R}^{c,\rho} V(x_t) = V(x_t) + \sum_{s \ge t} \gamma^{s-t} (c_t \cdots c_{s-1})\,\rho_s
     \bigl(r_s + \gamma V(x_{s+1}) - V(x_s)\bigr)$$
 
-    Args:
-        v: `V(x_t)`, `[..., T]`.
-        v_next: `V(x_{t+1})`, the same shape. Not read where `discounts` is 0.
-        rewards: as in `multi_step`.
-        discounts: as in `multi_step`.
-        traces: `c(x_t, a_t)`, usually λ min(c̄, π/μ). The last one of each episode is never read.
-        rhos: `ρ(x_t, a_t)`, usually min(ρ̄, π/μ).
-        truncated: as in `multi_step`.
-        valid: as in `multi_step`.
-        times: as in `multi_step`.
-        stop_gradient: as in `multi_step`.
-        dim: as in `multi_step`.
-
-    Returns:
-        One target for every step, of the shape of `v`.
+    `v` is `V(x_t)`, `v_next` is `V(x_{t+1})`, `traces` are usually λ min(c̄, π/μ), of which the last one of each episode
+    is never read, and `rhos` usually min(ρ̄, π/μ). The other arguments are as in `multi_step`.
 
     >>> import torch
     >>> v, v_next = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 9.0])
