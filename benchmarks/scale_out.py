@@ -160,8 +160,11 @@ def compare(scratch: Path, transitions: int) -> None:
 
 
 def _import(sender) -> None:
-    """Start-up: what a job imports."""
+    """Start-up: what the experiment imports."""
+    import jax
 
+    jax.devices()
+    Chain().parts()
     time.sleep(1.0)  # so that every worker gets one
 
 

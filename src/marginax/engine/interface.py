@@ -147,7 +147,7 @@ def make(
         gpus: accelerators for each task on a cluster; fractions share one.
 
     Raises:
-        ValueError: an unknown name, or an address for the local engine.
+        ValueError: an unknown name, or an address or resources for the local engine.
         ImportError: Ray is not installed; says how to get it.
 
     >>> with make("local", workers=1) as place:
@@ -159,6 +159,10 @@ def make(
 
         if address is not None:
             raise ValueError(f"an address is for the engine 'ray', got {address!r} with the engine 'local'")
+        if (cpus, gpus) != (1.0, 0.0):
+            raise ValueError(
+                f"cores and accelerators per task are for the engine 'ray', got {cpus:g} and {gpus:g} with the engine 'local'"
+            )
         return Local(workers)
     if engine == "ray":
         from marginax.engine.ray import Ray

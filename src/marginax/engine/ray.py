@@ -42,7 +42,7 @@ class Ray(Engine):
 
     Raises:
         ConnectionError: there is no cluster at the address.
-        ValueError: no node has so many cores and accelerators.
+        ValueError: no node has so many cores and accelerators, or they are negative.
     """
 
     remote = True
@@ -50,6 +50,8 @@ class Ray(Engine):
     def __init__(
         self, address: str | None = None, *, workers: int = 2, cpus: float = 1.0, gpus: float = 0.0
     ) -> None:
+        if cpus <= 0 or gpus < 0:
+            raise ValueError(f"a task needs more than 0 CPUs and at least 0 GPUs, got {cpus:g} and {gpus:g}")
         self.cpus, self.gpus = cpus, gpus
         ray = self._ray = _ray()
         self._connected_here = not ray.is_initialized()
@@ -67,8 +69,10 @@ class Ray(Engine):
             except ConnectionError as error:  # Ray's token authentication, for one
                 reason = str(error.__cause__ or error).strip().splitlines()[0]
                 raise ConnectionError(f"cannot connect to the Ray cluster: {reason}") from None
-        self._pending: dict[Any, int] = {}
+        self._pending: dict[Any, Task] = {}
         self._actors: list[Any] = []
+        self._board: Any = None
+        self._started = 0
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
             self.close()
@@ -76,10 +80,13 @@ class Ray(Engine):
         self.places = max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def run(self, tasks: Sequence[Task], listen: Listener | None = None) -> Iterator[Outcome]:
+        self._cancel()  # what is left of a run that was given up
         ray, pending = self._ray, self._pending
-        board = self._actor(_Board, num_cpus=0, scheduling_strategy=self._this_node())
-        call = ray.remote(_call)
-        for number, task in enumerate(tasks):
+        if self._board is None:
+            self._board = self._actor(_Board, num_cpus=0, scheduling_strategy=self._this_node())
+        call, numbered = ray.remote(_call), dict(enumerate(tasks, self._started))
+        self._started += len(tasks)
+        for number, task in numbered.items():
             options: dict[str, Any] = {"env_vars": dict(task.environment)} if task.environment else {}
             reference = call.options(
                 name=task.name,
@@ -87,21 +94,20 @@ class Ray(Engine):
                 num_gpus=self.gpus,
                 max_retries=RETRIES if task.resumes else 0,
                 runtime_env=options,
-            ).remote(_digest(), task.function, dict(task.arguments), _Sender(board, number))
-            pending[reference] = number
+            ).remote(_digest(), task.function, dict(task.arguments), _Sender(self._board, number))
+            pending[reference] = task
         while pending:
             ready, _ = ray.wait(list(pending), timeout=0.2)
-            for number, message in ray.get(board.take.remote()):
-                if listen:
-                    listen(tasks[number], message)
+            for number, message in ray.get(self._board.take.remote()):
+                if listen and number in numbered:
+                    listen(numbered[number], message)
             for reference in ready:
-                task = tasks[pending.pop(reference)]
+                task = pending.pop(reference)
                 try:
                     value, seconds = self._get(reference, task.name)
                     yield Outcome(task, value, None, seconds)
                 except Exception as error:
                     yield Outcome(task, None, error)
-        self._dismiss([board])
 
     def crew(self, make: Callable[..., Any], arguments: Sequence[Mapping[str, Any]]) -> "RayCrew":
         """One object for each set of arguments, made and kept on the cluster's nodes in turn."""
@@ -114,12 +120,15 @@ class Ray(Engine):
         return RayCrew(self, members)
 
     def close(self, interrupted: bool = False) -> None:
-        for reference in self._pending:
-            self._ray.cancel(reference, force=True)
-        self._pending = {}
+        self._cancel()
         self._dismiss(list(self._actors))
         if self._connected_here:
             self._ray.shutdown()
+
+    def _cancel(self) -> None:
+        for reference in self._pending:
+            self._ray.cancel(reference, force=True)
+        self._pending = {}
 
     def _actor(self, kind: type, *arguments: Any, **options: Any) -> Any:
         self._actors.append(self._ray.remote(kind).options(**options).remote(*arguments))

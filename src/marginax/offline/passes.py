@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from marginax.engine import Crew, Engine
+from marginax.engine import Crew, Engine, Task
 from marginax.offline.certainty_equivalence import Counts
 from marginax.offline.columns import PARQUET
 from marginax.offline.fitted_q import Backup, Fit
@@ -83,30 +82,13 @@ class SpreadPasses(Passes):
             )
         self.scratch: tuple[Any, str] | None = None  # file system and folder of a sorted copy
         self.first: list[int] = []
-        if not self._placed(engine, source):
-            source = self._sorted(source)
-            self._placed(engine, source)
-        self.source = source
-
-    def _placed(self, engine: Engine, source: TableSource) -> bool:
-        """Divides the files among the machines, and says whether no episode is divided or can be."""
-        known = [part.total for part in source.parts]
-        groups = _groups(
-            [np.array([k]) for k in range(len(known))], [total or 1 for total in known], engine.places
-        )
-        self.crew: Crew = engine.crew(Shard, [{"source": source.share(group)} for group in groups])
-        found = list(itertools.chain.from_iterable(self.crew.call("episodes")))
-        ids = [episodes for _, episodes in found]
-        for part, (total, _) in zip(source.parts, found, strict=True):
-            part.total = total
+        ids = _look(engine, source)
         if _scattered(ids):
-            self.crew.close()
-            return False
-        better = _groups(ids, [total for total, _ in found], engine.places)
-        if better != groups or None in known:  # an episode runs across files, or rows had to be counted
-            self.crew.close()
-            self.crew = engine.crew(Shard, [{"source": source.share(group)} for group in better])
-        return True
+            source = self._sorted(source)
+            ids = _look(engine, source)
+        self.source = source
+        groups = _groups(ids, [part.total or 0 for part in source.parts], engine.places)
+        self.crew: Crew = engine.crew(Shard, [{"source": source.share(group)} for group in groups])
 
     def _sorted(self, source: TableSource) -> TableSource:
         """The log sorted by episode and step, beside the log itself as long as it is needed."""
@@ -173,10 +155,6 @@ class Shard:
         self._sizes: tuple[int, int, int] | None = None
         self._backups: dict[str, Backup] = {}
 
-    def episodes(self) -> list[tuple[int, np.ndarray]]:
-        """For each file, its number of rows and the episodes of its rows where they change."""
-        return [self.source.episodes(k) for k in range(len(self.source.parts))]
-
     def count(self, empty: Counts) -> Counts:
         """Counts of this share, its episodes numbered from 0."""
         counts = self.gather(lambda: empty, 0)
@@ -230,6 +208,27 @@ class SpreadBackup(Backup):
     def influence(self, fitted: Fit, lam: np.ndarray, value: float, first: int = 0) -> Influence:
         given = (self._key, self._shared, "influence", fitted, lam, value)
         return self._crew.reduce("backup", *given, each=self._first)
+
+
+def _look(engine: Engine, source: TableSource) -> list[np.ndarray]:
+    """For each file the episodes of its rows where they change; notes how many rows it has."""
+    shares = [share.tolist() for share in np.array_split(range(len(source.parts)), engine.places)]
+    tasks = [
+        Task(f"files of {source.name}", _episodes, {"source": source.share(share), "numbers": share})
+        for share in shares
+        if share
+    ]
+    ids: list[np.ndarray] = [np.empty(0)] * len(source.parts)
+    for outcome in engine.run(tasks):
+        if outcome.error is not None:
+            raise outcome.error
+        for number, rows, episodes in outcome.value:
+            source.parts[number].total, ids[number] = rows, episodes
+    return ids
+
+
+def _episodes(_: object, source: TableSource, numbers: list[int]) -> list[tuple[int, int, np.ndarray]]:
+    return [(number, *source.episodes(k)) for k, number in enumerate(numbers)]
 
 
 def _scattered(ids: Sequence[np.ndarray]) -> bool:
