@@ -45,12 +45,13 @@ class Weighed(Local):
         reduce, call = crew.reduce, crew.call
 
         def counted_reduce(*given, **named):
+            before = self.received  # here it calls all objects itself
             found = reduce(*given, **named)
-            self.received += len(pickle.dumps(found))
+            self.received = before + len(pickle.dumps(found))
             return found
 
-        def counted_call(*given):
-            found = list(call(*given))
+        def counted_call(*given, **named):
+            found = list(call(*given, **named))
             self.received += len(pickle.dumps(found))
             return iter(found)
 

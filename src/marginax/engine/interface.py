@@ -69,17 +69,17 @@ class Crew(abc.ABC):
         """How many there are."""
 
     @abc.abstractmethod
-    def call(self, method: str, *arguments: Any) -> Iterator[Any]:
-        """What the method of each returns, in their order; all work at the same time."""
+    def call(self, method: str, *arguments: Any, each: Sequence[Any] | None = None) -> Iterator[Any]:
+        """What the method of each returns, in their order; all work at the same time.
+
+        With `each`, the k-th object's method has `each[k]` as a last argument; objects beyond its length rest.
+        """
 
     @abc.abstractmethod
     def reduce(
         self, method: str, *arguments: Any, each: Sequence[Any] | None = None, by: str = "merge"
     ) -> Any:
-        """What the methods return, merged in order by `a.merge(b)` (or another method), which adds `b` to `a`.
-
-        With `each`, the k-th object's method has `each[k]` as a last argument.
-        """
+        """What `call` yields, merged in order by `a.merge(b)` (or another method), which adds `b` to `a`."""
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -126,17 +126,17 @@ class LocalCrew(Crew):
     def __len__(self) -> int:
         return len(self.members)
 
-    def call(self, method: str, *arguments: Any) -> Iterator[Any]:
-        return (getattr(member, method)(*arguments) for member in self.members)
+    def call(self, method: str, *arguments: Any, each: Sequence[Any] | None = None) -> Iterator[Any]:
+        last = [()] * len(self) if each is None else [(value,) for value in each]
+        return (
+            getattr(member, method)(*arguments, *more)
+            for member, more in zip(self.members, last, strict=False)
+        )
 
     def reduce(
         self, method: str, *arguments: Any, each: Sequence[Any] | None = None, by: str = "merge"
     ) -> Any:
-        last = [()] * len(self) if each is None else [(value,) for value in each]
-        first, *others = (
-            getattr(member, method)(*arguments, *more)
-            for member, more in zip(self.members, last, strict=True)
-        )
+        first, *others = self.call(method, *arguments, each=each)
         for other in others:
             getattr(first, by)(other)
         return first

@@ -16,6 +16,7 @@ from marginax.engine.interface import Crew, Engine, Listener, Outcome, Task
 from marginax.engine.processes import ProcessDied
 
 RETRIES = 5  # how often a task or an object whose worker or node died is placed again
+KEEP_IDLE = {"idle_worker_killing_time_threshold_ms": 600_000}  # a new process would import JAX again
 MERGED = 8  # results that are merged at a time, where they are
 
 
@@ -57,7 +58,11 @@ class Ray(Engine):
         self._connected_here = not ray.is_initialized()
         if self._connected_here:
             quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-            new: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False}
+            new: dict[str, Any] = {
+                "num_cpus": workers,
+                "include_dashboard": False,
+                "_system_config": KEEP_IDLE,
+            }
             if address is not None:
                 _check_address(address)
                 new = {"address": address}
@@ -164,8 +169,8 @@ class RayCrew(Crew):
     def __len__(self) -> int:
         return len(self._members)
 
-    def call(self, method: str, *arguments: Any) -> Iterator[Any]:
-        for reference in self._ask(method, arguments, None):
+    def call(self, method: str, *arguments: Any, each: Sequence[Any] | None = None) -> Iterator[Any]:
+        for reference in self._ask(method, arguments, each):
             yield self._engine._get(reference, method)
 
     def reduce(
@@ -190,7 +195,7 @@ class RayCrew(Crew):
         last = [()] * len(self) if each is None else [(value,) for value in each]
         return [
             member.call.remote(method, shared, *more)
-            for member, more in zip(self._members, last, strict=True)
+            for member, more in zip(self._members, last, strict=False)
         ]
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from marginax.engine import Crew, Engine, Task
+from marginax.engine import Crew, Engine
 from marginax.offline.certainty_equivalence import Counts
 from marginax.offline.columns import PARQUET
 from marginax.offline.fitted_q import Backup, Fit
@@ -81,14 +82,26 @@ class SpreadPasses(Passes):
                 f"{source.name}: the engine 'ray' evaluates logs in Parquet or CSV files; use the engine 'local' for others"
             )
         self.scratch: tuple[Any, str] | None = None  # file system and folder of a sorted copy
-        self.first: list[int] = []
-        ids = _look(engine, source)
+        ids = self._look(engine, source)
         if _scattered(ids):
+            self.crew.close()
             source = self._sorted(source)
-            ids = _look(engine, source)
+            ids = self._look(engine, source)
         self.source = source
-        groups = _groups(ids, [part.total or 0 for part in source.parts], engine.places)
-        self.crew: Crew = engine.crew(Shard, [{"source": source.share(group)} for group in groups])
+        rows = [part.total or 0 for part in source.parts]
+        groups = _groups(ids, rows, len(self.crew))  # fewer if episodes run across files
+        self.shares = [Share(files, sum(rows[: files[0]])) for files in groups]
+
+    def _look(self, engine: Engine, source: TableSource) -> list[np.ndarray]:
+        """Makes the crew. For each file the episodes of its rows where they change; notes how many rows it has."""
+        groups = np.array_split(range(len(source.parts)), min(engine.places, len(source.parts)))
+        whole = source.share(range(len(source.parts)))
+        self.crew: Crew = engine.crew(Shard, [{"whole": whole}] * len(groups))
+        looks = self.crew.call("episodes", each=[Share(group.tolist(), 0) for group in groups])
+        found = [look for looked in looks for look in looked]
+        for part, (rows, _) in zip(source.parts, found, strict=True):
+            part.total = rows
+        return [episodes for _, episodes in found]
 
     def _sorted(self, source: TableSource) -> TableSource:
         """The log sorted by episode and step, beside the log itself as long as it is needed."""
@@ -108,7 +121,11 @@ class SpreadPasses(Passes):
         )
         self._remove_sorted()
         keys = [source.columns["episode"][0], source.columns["step"][0]]
-        ray.data.DataContext.get_current().enable_progress_bars = False
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.default_hash_shuffle_parallelism = len(files)  # files of the copy; Ray's default is 200
+        context.use_datasource_v2 = False  # it would start up to 32 processes that only read footers
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
         names = [str(file) for file in files]
         rows = ray.data.read_parquet(names, filesystem=system, override_num_blocks=len(files))
         rows.sort(keys).write_parquet(folder, filesystem=system)
@@ -130,63 +147,96 @@ class SpreadPasses(Passes):
             self.scratch[0].delete_dir(self.scratch[1])
 
     def count(self, counts: Counts) -> Counts:
-        for _ in self.progress("counting", [f"{len(self.crew)} shares"]):
-            found = self.crew.reduce("count", counts, by="append")
-        sizes, dropped = zip(*self.crew.call("sizes"), strict=True)
-        self.first = [0, *np.cumsum(sizes)[:-1].tolist()]
+        for _ in self.progress("counting", [f"{len(self.shares)} shares"]):
+            found = self.crew.reduce("count", counts, each=self.shares, by="append")
+        sizes, dropped = zip(*self.crew.call("sizes", each=self.shares), strict=True)
+        firsts = [0, *np.cumsum(sizes)[:-1].tolist()]
+        self.shares = [
+            share._replace(episode=first) for share, first in zip(self.shares, firsts, strict=True)
+        ]
         assert isinstance(self.source, TableSource)
         self.source.set_aside(sum(dropped))
         return found
 
     def gather(self, name: str, empty: Gathered) -> Gathered:
-        for _ in self.progress(name, [f"{len(self.crew)} shares"]):
-            found = self.crew.reduce("gather", self.crew.share(empty), each=self.first)
+        for _ in self.progress(name, [f"{len(self.shares)} shares"]):
+            found = self.crew.reduce("gather", self.crew.share(empty), each=self.shares)
         return found
 
     def backup(self, backup: Backup) -> Backup:
         return SpreadBackup(backup, self)
 
 
+class Share(NamedTuple):
+    """Files of a log that follow one another, with whole episodes."""
+
+    files: list[int]
+    row: int  # the number of their first row
+    episode: int = 0  # and of their first episode
+
+
 class Shard:
-    """A share of a log where it is read: whole episodes."""
+    """Reads a share of a log, which every call names: an object that was lost and made again knows it at once."""
 
-    def __init__(self, source: TableSource) -> None:
-        self.source = source
-        self._sizes: tuple[int, int, int] | None = None
-        self._backups: dict[str, Backup] = {}
+    def __init__(self, whole: TableSource) -> None:
+        self.whole = whole
+        self._files: list[int] | None = None
 
-    def count(self, empty: Counts) -> Counts:
+    def _take(self, share: Share) -> None:
+        if share.files != self._files:
+            self._files, self.source = share.files, self.whole.share(share.files)
+            self.source.first_row = share.row
+            self._sizes: tuple[int, int, int] | None = None
+            self._backups: dict[str, Backup] = {}
+
+    def episodes(self, share: Share) -> list[tuple[int, np.ndarray]]:
+        """For each file, its number of rows and the episodes of its rows where they change."""
+        return [self.whole.episodes(k) for k in share.files]
+
+    def count(self, empty: Counts, share: Share) -> Counts:
         """Counts of this share, its episodes numbered from 0."""
-        counts = self.gather(lambda: empty, 0)
+        counts = self.gather(lambda: empty, share)
         self._sizes = (counts.episodes, counts.steps, self.source.dropped)
         return counts
 
-    def sizes(self) -> tuple[int, int]:
+    def sizes(self, share: Share) -> tuple[int, int]:
         """Episodes, and how many had a last step that was set aside."""
+        self._take(share)
         if self._sizes is None:  # this object was made again after its machine was lost
             logs = [(log.num_episodes, len(log)) for log in self.source.chunks()]
             self._sizes = (*(sum(values) for values in zip(*logs, strict=True)), self.source.dropped)  # type: ignore[assignment]
         assert self._sizes is not None
         return self._sizes[0], self._sizes[2]
 
-    def gather(self, empty: Callable[[], Gathered], first: int) -> Gathered:
+    def gather(self, empty: Callable[[], Gathered], share: Share) -> Gathered:
         """An accumulator that has seen this share."""
-        mine = copy.deepcopy(empty())
+        self._take(share)
+        mine, first = copy.deepcopy(empty()), share.episode
         for log in self.source.chunks():
             mine.update(log, first)
             first += log.num_episodes
         return mine
 
-    def backup(self, key: str, shared: Callable[[], Backup], method: str, *arguments: Any) -> Any:
-        """What a method of a backup gives on this share, whose rows stay in memory if they are few enough."""
+    def total(self, key: str, shared: Callable[[], Backup], method: str, x: np.ndarray, share: Share) -> Any:
+        """A sum of a backup over this share."""
+        return getattr(self._backup(key, shared, share), method)(x)
+
+    def influence(
+        self, key: str, shared: Callable[[], Backup], fitted: Fit, lam: np.ndarray, value: float, share: Share
+    ) -> Influence:
+        """The influence of this share's episodes."""
+        return self._backup(key, shared, share).influence(fitted, lam, value, share.episode)
+
+    def _backup(self, key: str, shared: Callable[[], Backup], share: Share) -> Backup:
+        """A backup on this share, whose rows stay in memory if they are few enough."""
+        self.sizes(share)
         if key not in self._backups:
             mine = copy.copy(shared())
             mine.source = self.source
-            self.sizes()
             assert self._sizes is not None
             mine.steps = self._sizes[1]
             self._backups = {key: mine}
-        return getattr(self._backups[key], method)(*arguments)
+        return self._backups[key]
 
 
 class SpreadBackup(Backup):
@@ -196,39 +246,21 @@ class SpreadBackup(Backup):
         self.__dict__.update(backup.__dict__)
         sent: Any = copy.copy(backup)
         sent.source = None
-        self._crew, self._first = passes.crew, passes.first
+        self._crew, self._shares = passes.crew, passes.shares
         self._shared, self._key = passes.crew.share(sent), f"{id(self)}"
 
     def total(self, q: np.ndarray) -> np.ndarray:
-        return sum(self._crew.call("backup", self._key, self._shared, "total", q))
+        return self._sum("total", q)
 
     def transposed_total(self, y: np.ndarray) -> np.ndarray:
-        return sum(self._crew.call("backup", self._key, self._shared, "transposed_total", y))
+        return self._sum("transposed_total", y)
+
+    def _sum(self, method: str, x: np.ndarray) -> np.ndarray:
+        return sum(self._crew.call("total", self._key, self._shared, method, x, each=self._shares))
 
     def influence(self, fitted: Fit, lam: np.ndarray, value: float, first: int = 0) -> Influence:
-        given = (self._key, self._shared, "influence", fitted, lam, value)
-        return self._crew.reduce("backup", *given, each=self._first)
-
-
-def _look(engine: Engine, source: TableSource) -> list[np.ndarray]:
-    """For each file the episodes of its rows where they change; notes how many rows it has."""
-    shares = [share.tolist() for share in np.array_split(range(len(source.parts)), engine.places)]
-    tasks = [
-        Task(f"files of {source.name}", _episodes, {"source": source.share(share), "numbers": share})
-        for share in shares
-        if share
-    ]
-    ids: list[np.ndarray] = [np.empty(0)] * len(source.parts)
-    for outcome in engine.run(tasks):
-        if outcome.error is not None:
-            raise outcome.error
-        for number, rows, episodes in outcome.value:
-            source.parts[number].total, ids[number] = rows, episodes
-    return ids
-
-
-def _episodes(_: object, source: TableSource, numbers: list[int]) -> list[tuple[int, int, np.ndarray]]:
-    return [(number, *source.episodes(k)) for k, number in enumerate(numbers)]
+        given = (self._key, self._shared, fitted, lam, value)
+        return self._crew.reduce("influence", *given, each=self._shares)
 
 
 def _scattered(ids: Sequence[np.ndarray]) -> bool:
