@@ -72,10 +72,10 @@ def test_the_markov_test_seldom_fails_on_markov_data():
         log = Log.from_trajectories(batch)
         counts = Counts(5, 3)
         counts.update(log)
-        sums, parts = (MarkovSums(certainty_equivalence(counts.whole, pi, GAMMA)) for _ in range(2))
+        sums, parts = (MarkovSums(certainty_equivalence(counts.whole, pi, GAMMA), len(log)) for _ in range(2))
         sums.update(log)
         for half in (np.arange(100), np.arange(100, 200)):
-            part = MarkovSums(sums.model)
+            part = MarkovSums(sums.model, len(log))
             part.update(log.select(half))
             parts.merge(part)
         assert parts.result().score == pytest.approx(sums.result().score)

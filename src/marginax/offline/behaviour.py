@@ -15,7 +15,7 @@ from scipy.stats import norm
 
 from marginax.deep.networks import MLP
 from marginax.offline.features import Choices, Pairs
-from marginax.offline.networks import Training, descend
+from marginax.offline.networks import Training, descend, everywhere
 from marginax.offline.policies import probabilities
 from marginax.weights.empirical import EmpiricalMDP
 
@@ -131,11 +131,15 @@ def fit_behaviour(pairs: Pairs, seed: int, training: Training) -> Behaviour:
         return -_log_density(network(data[0][index]), data[1][index], pairs.discrete).mean()
 
     fitted = descend(loss, network, second, training, data)
-    outputs = np.asarray(fitted(jnp.asarray(pairs.observations)), dtype=np.float64)
+
+    def predicted(observations: np.ndarray) -> np.ndarray:
+        return everywhere(lambda i: fitted(jnp.asarray(observations[i])), len(observations))
+
+    outputs = predicted(pairs.observations)
     logs = np.asarray(_log_density(outputs, pairs.actions, pairs.discrete))
     check = held if held.any() else ~held
     following = pairs.following
-    ahead = np.asarray(fitted(jnp.asarray(following.observations)), dtype=np.float64)
+    ahead = predicted(following.observations)
     return Behaviour(
         chance=np.exp(logs - pairs.log_volume),
         calibration=_calibrate(outputs[check], pairs.actions[check], pairs.discrete),

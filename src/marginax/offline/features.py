@@ -67,6 +67,23 @@ class Pairs:
         """Whether actions are one-hot."""
         return self.starts.actions.ndim == 2
 
+    def some(self, most: int, seed: int) -> tuple[Pairs, np.ndarray]:
+        """Episodes drawn without replacement until they have `most` transitions (all of them if there are no more), and their rows."""
+        log = self.log
+        if len(log) <= most:
+            return self, np.arange(len(log))
+        order = np.random.default_rng(seed).permutation(log.num_episodes)
+        enough = int(np.searchsorted(np.cumsum(log.lengths[order]), most)) + 1
+        drawn = np.sort(order[:enough])
+        rows = np.flatnonzero(np.repeat(np.isin(np.arange(log.num_episodes), drawn), log.lengths))
+        taken = (
+            self.observations[rows],
+            self.actions[rows],
+            self.following.take(rows),
+            self.starts.take(drawn),
+        )
+        return Pairs(log.select(drawn), *taken, self.log_volume), rows
+
 
 def prepare(log: Log, policy: FunctionPolicy, seed: int) -> Pairs:
     """Standardises a log and asks the policy at every state that matters.
@@ -168,8 +185,13 @@ class Features:
         self.size = (count + inputs + 1) * (actions if discrete else 1)
 
     def _base(self, inputs: np.ndarray) -> np.ndarray:
-        hidden = np.tanh(inputs @ self.directions + self.shifts)
-        return np.concatenate([hidden, inputs, np.ones((len(inputs), 1))], axis=1)
+        n, count = len(inputs), len(self.shifts)
+        base = np.empty((n, count + inputs.shape[1] + 1))
+        hidden = inputs @ self.directions
+        hidden += self.shifts
+        np.tanh(hidden, out=base[:, :count])
+        base[:, count:-1], base[:, -1] = inputs, 1.0
+        return base
 
     def of_pairs(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """[n, F] φ(x,a)."""
@@ -190,6 +212,36 @@ class Features:
     def _spread(self, base: np.ndarray, weights: np.ndarray) -> np.ndarray:
         return (weights[:, :, None] * base[:, None, :]).reshape(len(base), -1)
 
+    def blocks(self, actions: np.ndarray) -> list[tuple[np.ndarray, slice]]:
+        """Rows of one-hot actions by the block of φ that is not zero there; all rows and all of φ for other actions."""
+        if not self.discrete:
+            return [(np.arange(len(actions)), slice(None))]
+        width = self.size // self.actions
+        return [
+            (np.flatnonzero(actions[:, a]), slice(a * width, (a + 1) * width)) for a in range(self.actions)
+        ]
+
+    def in_block(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """[n, width] the entries of φ(x,a) in its block, which is the same for all rows."""
+        return self._base(observations if self.discrete else np.concatenate([observations, actions], axis=1))
+
+    def pairs_times(self, observations: np.ndarray, actions: np.ndarray, theta: np.ndarray) -> np.ndarray:
+        """[n, K] φ(x,a)·θ, for θ [F, K]."""
+        if self.discrete:
+            return self._blocks_times(observations, actions, theta)
+        return self.of_pairs(observations, actions) @ theta
+
+    def policy_times(self, choices: Choices, theta: np.ndarray) -> np.ndarray:
+        """[n, K] Σ_a π(a|x) φ(x,a)·θ."""
+        if self.discrete:
+            return self._blocks_times(choices.observations, choices.weights, theta)
+        return self.of_policy(choices) @ theta
+
+    def _blocks_times(self, observations: np.ndarray, weights: np.ndarray, theta: np.ndarray) -> np.ndarray:
+        blocks = theta.reshape(self.actions, -1, theta.shape[1]).swapaxes(0, 1)
+        table = self._base(observations) @ blocks.reshape(len(blocks), -1)
+        return np.einsum("na,nak->nk", weights, table.reshape(len(table), self.actions, -1))
+
 
 @dataclass(frozen=True)
 class LinearFit:
@@ -200,63 +252,75 @@ class LinearFit:
         weights: [N] w(x,a), so that (1/E) Σ w r is the value.
         weighted_errors: [N] w δ, summed over the steps at which π may meet the pair.
         starts: [E] V(x_0).
+        crossed: [N] δ and [E] V(x_0) by a fit to the other half of the episodes.
     """
 
     delta: np.ndarray
     weights: np.ndarray
     weighted_errors: np.ndarray
     starts: np.ndarray
+    crossed: tuple[np.ndarray, np.ndarray]
 
 
-def fit(
-    pairs: Pairs, discount: float, seed: int, *, rows: np.ndarray | None = None, horizon: int | None = None
-) -> LinearFit:
-    """Solves on the transitions where `rows` is true (all of them if None), and applies everywhere.
+def fit(pairs: Pairs, discount: float, seed: int, *, horizon: int | None = None) -> LinearFit:
+    """Solves on all transitions, and on those of every second episode for the others."""
+    log = pairs.log
+    features = Features(pairs.observations.shape[1], pairs.actions.shape[1], pairs.discrete, seed)
+    size, fold = features.size, np.arange(log.num_episodes) % 2
+    by_row = np.repeat(fold, log.lengths)
+    step = max(500, min(_BLOCK, 4_000_000 // (horizon or 1)))
+    blocks = [
+        (k, rows[i : i + step], entries)
+        for own, entries in features.blocks(pairs.actions)
+        for k, rows in enumerate((own[by_row[own] == 0], own[by_row[own] == 1]))
+        for i in range(0, len(rows), step)
+    ]
+    gram, ahead = np.zeros((2, 2, size, size))
+    rewards = np.zeros((2, size))
+    for k, block, entries in blocks:
+        phi = features.in_block(pairs.observations[block], pairs.actions[block])
+        gram[k, entries, entries] += phi.T @ phi
+        ahead[k, entries] += discount * (phi.T @ features.of_policy(pairs.following.take(block)))
+        rewards[k, entries] += log.rewards[block] @ phi
+    first = features.of_policy(pairs.starts)
+    begin = first.mean(axis=0) * log.num_episodes
+    now, later, dual = _solve(gram.sum(axis=0), ahead.sum(axis=0), rewards.sum(axis=0), begin, horizon)
+    others = [_solve(gram[1 - k], ahead[1 - k], rewards[1 - k], begin, horizon)[:2] for k in (0, 1)]
+    delta, weights, weighted, crossed = np.empty((4, len(log)))
+    for k, block, _ in blocks:
+        x, a, r = pairs.observations[block], pairs.actions[block], log.rewards[block]
+        here = features.pairs_times(x, a, np.concatenate([now, others[k][0], dual], axis=1))
+        after = features.policy_times(
+            pairs.following.take(block), np.concatenate([later, others[k][1]], axis=1)
+        )
+        w = here[:, 2 * now.shape[1] :]
+        own, other = np.split(discount * after - here[:, : 2 * now.shape[1]], 2, axis=1)
+        t = np.minimum(log.times[block], now.shape[1] - 1)[:, None]
+        delta[block] = r + np.take_along_axis(own, t, axis=1)[:, 0]
+        crossed[block] = r + np.take_along_axis(other, t, axis=1)[:, 0]
+        weights[block] = w.sum(axis=1)
+        weighted[block] = weights[block] * r + (w * own).sum(axis=1)
+    starts = np.where(fold == 0, *(first @ other[0][:, 0] for other in others))
+    return LinearFit(delta, weights, weighted, first @ now[:, 0], (crossed, starts))
+
+
+def _solve(
+    gram: np.ndarray, ahead: np.ndarray, rewards: np.ndarray, begin: np.ndarray, horizon: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """[F, H] θ, θ of the step after and the dual, for each step up to the horizon; one for all (H = 1) where there is none.
 
     With a horizon the equation is solved backwards: θ_h = G⁻¹ (Σ φ r + γ Σ φ φ_π'ᵀ θ_{h+1}), G = Σ φφᵀ + ridge.
     """
-    log = pairs.log
-    features = Features(pairs.observations.shape[1], pairs.actions.shape[1], pairs.discrete, seed)
-    used = np.ones(len(log), bool) if rows is None else rows
-    gram, ahead = np.zeros((2, features.size, features.size))
-    rewards = np.zeros(features.size)
-    blocks = [np.arange(i, min(i + _BLOCK, len(log))) for i in range(0, len(log), _BLOCK)]
-    for block in blocks:
-        phi = features.of_pairs(pairs.observations[block], pairs.actions[block]) * used[block, None]
-        after = discount * features.of_policy(pairs.following.take(block))
-        if horizon is None:
-            gram += phi.T @ (phi - after)
-        else:
-            gram += phi.T @ phi
-            ahead += phi.T @ after
-        rewards += phi.T @ log.rewards[block]
-    gram += 1e-6 * np.trace(gram) / features.size * np.eye(features.size)
-    first = features.of_policy(pairs.starts)
-    begin = first.mean(axis=0) * log.num_episodes
-    delta, weights, weighted = np.empty((3, len(log)))
+    system = gram - ahead if horizon is None else gram.copy()
+    system += 1e-6 * np.trace(system) / len(system) * np.eye(len(system))
     if horizon is None:
-        theta, dual = np.linalg.solve(gram, rewards), np.linalg.solve(gram.T, begin)
-        for block in blocks:
-            phi = features.of_pairs(pairs.observations[block], pairs.actions[block])
-            following = features.of_policy(pairs.following.take(block)) @ theta
-            delta[block] = log.rewards[block] + discount * following - phi @ theta
-            weights[block] = phi @ dual
-        return LinearFit(delta, weights, weights * delta, first @ theta)
-    inverse = np.linalg.inv(gram)
-    thetas, duals = np.zeros((horizon + 1, features.size)), np.empty((horizon, features.size))
+        theta = np.linalg.solve(system, rewards)[:, None]
+        return theta, theta, np.linalg.solve(system.T, begin)[:, None]
+    inverse = np.linalg.inv(system)
+    thetas, duals = np.zeros((horizon + 1, len(system))), np.empty((horizon, len(system)))
     for h in reversed(range(horizon)):
         thetas[h] = inverse @ (rewards + ahead @ thetas[h + 1])
     for h in range(horizon):
         duals[h] = inverse.T @ begin
         begin = ahead.T @ duals[h]
-    total, next_terms, here_terms = duals.sum(axis=0), duals.T @ thetas[1:], duals.T @ thetas[:-1]
-    times = np.minimum(log.times, horizon - 1)
-    for block in blocks:
-        phi = features.of_pairs(pairs.observations[block], pairs.actions[block])
-        after = discount * features.of_policy(pairs.following.take(block))
-        t = times[block]
-        delta[block] = log.rewards[block] + ((after * thetas[t + 1]) - (phi * thetas[t])).sum(axis=1)
-        weights[block] = phi @ total
-        bilinear = ((phi @ next_terms) * after - (phi @ here_terms) * phi).sum(axis=1)
-        weighted[block] = weights[block] * log.rewards[block] + bilinear
-    return LinearFit(delta, weights, weighted, first @ thetas[0])
+    return thetas[:-1].T, thetas[1:].T, duals.T

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from scipy.stats import chi2, norm
 
 from marginax.offline.certainty_equivalence import Model
@@ -20,7 +19,7 @@ from marginax.offline.log import Accumulator, Log
 
 FAILS = 3.5  # standard deviations above what chance gives
 LEAST = 10  # visits of a cell
-MOST = 2_000_000  # rows that are enough for the test
+MOST = 2_000_000  # transitions that are enough for the test
 
 
 @dataclass(frozen=True)
@@ -43,56 +42,56 @@ class MarkovTest:
 
 
 class MarkovSums(Accumulator):
-    """Sums of δ by pair and past, chunk by chunk: a χ² test of equal means within each pair."""
+    """δ by pair and past, chunk by chunk: a χ² test of equal means within each pair.
 
-    added = ("number", "total", "square", "rows")
+    Args:
+        model: gives δ.
+        steps: of the whole log; of one that is longer than `MOST`, every second, third, … episode is taken.
+    """
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        m = model.weights.size
-        self.number, self.total = sp.csr_array((2 * m, m)), sp.csr_array((2 * m, m))
-        self.square = np.zeros(m)
-        self.rows = 0
+    added = ("cells", "delta")
+
+    def __init__(self, model: Model, steps: int) -> None:
+        self.model, self.every = model, -(-steps // MOST)
+        self.cells = [np.empty(0, np.int64)]  # the past times the number of pairs, plus the pair
+        self.delta = [np.empty(0)]
 
     def update(self, log: Log, first: int = 0) -> None:
         """Adds a chunk."""
-        if self.rows > MOST:
-            return
+        if self.every > 1:
+            taken = np.flatnonzero(log.numbers(first) % self.every == 0)
+            if not len(taken):
+                return
+            log = log.select(taken)
         delta = self.model.errors(log)
         pairs = log.states * self.model.weights.shape[1] + log.actions
         later = np.ones(len(log), dtype=bool)
         later[log.offsets[:-1]] = False
         here = np.flatnonzero(later)
-        if not len(here):
-            return
         past = 2 * pairs[here - 1] + (delta[here - 1] > 0)
-        index, shape = (past, pairs[here]), self.number.shape
-        self.number = self.number + sp.coo_array((np.ones(len(here)), index), shape=shape).tocsr()
-        self.total = self.total + sp.coo_array((delta[here], index), shape=shape).tocsr()
-        self.square += np.bincount(pairs[here], delta[here] ** 2, minlength=shape[1])
-        self.rows += len(here)
+        self.cells.append(past * self.model.weights.size + pairs[here])
+        self.delta.append(delta[here])
 
     def result(self) -> MarkovTest:
         """The test on all chunks."""
-        number = sp.coo_array(self.number)
-        n, pair = number.data, number.coords[1]
-        if not len(n):
-            return MarkovTest(0.0, 0)
-        total = np.asarray(sp.csr_array(self.total)[number.coords[0], pair]).ravel()
-        visits = np.bincount(pair, n, minlength=len(self.square))
-        spread = np.divide(self.square, visits, out=np.zeros_like(visits), where=visits > 0)
-        typical = float(self.square.sum() / max(visits.sum(), 1.0))
+        m, delta = self.model.weights.size, np.concatenate(self.delta)
+        cells, place = np.unique(np.concatenate(self.cells), return_inverse=True)
+        n, total, pair = np.bincount(place), np.bincount(place, delta), cells % m
+        square = np.bincount(pair[place], delta**2, minlength=m)
+        visits = np.bincount(pair, n, minlength=m)
+        spread = np.divide(square, visits, out=np.zeros_like(visits), where=visits > 0)
+        typical = float(square.sum() / max(visits.sum(), 1.0))
         kept = (n >= LEAST) & (spread[pair] > 1e-9 * max(typical, 1e-300))
         n, pair, total = n[kept], pair[kept], total[kept]
         if not len(n):
             return MarkovTest(0.0, 0)
-        size = np.bincount(pair, n, minlength=len(visits))
-        sums = np.bincount(pair, total, minlength=len(visits))
-        cells = np.bincount(pair, minlength=len(visits))
-        between = np.bincount(pair, total**2 / n, minlength=len(visits))
+        size = np.bincount(pair, n, minlength=m)
+        sums = np.bincount(pair, total, minlength=m)
+        number = np.bincount(pair, minlength=m)
+        between = np.bincount(pair, total**2 / n, minlength=m)
         between -= np.divide(sums**2, size, out=np.zeros_like(sums), where=size > 0)
-        used = cells > 1
-        degrees = int((cells[used] - 1).sum())
+        used = number > 1
+        degrees = int((number[used] - 1).sum())
         if not degrees:
             return MarkovTest(0.0, 0)
         return _scored(float((between[used] / spread[used]).sum()), degrees)

@@ -38,6 +38,7 @@ _STREAMS = dict(zip(NETWORKS, range(7, 13), strict=True))  # of random numbers
 _WITHOUT_RATIOS = ("saddle-point", "fenchel", "fqe-one-step")
 DOUBTS = 4.0  # standard errors by which a fitted policy may explain held-out actions better than the logged probabilities
 DRAWS = 4  # of random features
+SAMPLE = 100_000  # transitions that are enough to train networks on and to test assumptions: training draws 192,000 in all
 
 
 def evaluate_observations(source: Source, policy: Policy, request: Request) -> Evaluation:
@@ -52,6 +53,13 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
             "the policy is known on the log's rows only, so that only importance sampling applies: every other "
             "estimator asks what it does elsewhere (give it as module:function)"
         )
+    else:
+        sample, rows = pairs.some(SAMPLE, seed)
+        if sample is not pairs:
+            notes.append(
+                f"networks and tests of assumptions saw {sample.log.num_episodes:,} of the episodes, drawn at random "
+                f"({len(rows):,} transitions)"
+            )
     fitted, how = _behaviour(log, pairs, request)
     chances = _chances(policy, log, fitted, how, notes)
     rewards = request.rewards(float(log.rewards.min()), float(log.rewards.max()))
@@ -60,19 +68,15 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
     inside = slice(None) if cut is log else log.times < (horizon or 0)
     longest = int(cut.lengths.max())
     sums = ImportanceSums(log.num_episodes, longest, discount, rewards, robust, horizon)
-    errors = None
-    if robust and pairs is not None:
-        for _ in request.progress("doubly robust", ["critics"]):
-            delta, starts = _cross_fitted(pairs, request)
-            errors = delta[inside], starts
-    sums.update(cut, np.zeros(len(cut)) if chances is None else chances[inside], errors)
-
-    linear, by_model, markov = None, None, MarkovTest(0.0, 0)
+    errors, linear, by_model, markov = None, None, None, MarkovTest(0.0, 0)
     if pairs is not None:
         for _ in request.progress("certainty equivalence", ["features"]):
             draws = [features.fit(pairs, discount, seed + k, horizon=horizon) for k in range(DRAWS)]
             by_model, linear = _linear_estimate(log, draws), draws[0]
-            markov = markov_of_observations(pairs, linear.delta, seed)
+            delta, starts = linear.crossed
+            errors = (delta[inside], starts) if robust else None
+            markov = markov_of_observations(sample, linear.delta[rows], seed)
+    sums.update(cut, np.zeros(len(cut)) if chances is None else chances[inside], errors)
     estimates = {} if chances is None else sums.estimates(by_model)
     if by_model is not None:
         estimates["certainty-equivalence"] = by_model
@@ -85,12 +89,14 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
         if wanted and (horizon is not None or discount == 1):
             notes.append("networks need a discount below 1 and no horizon; they were left out")
             wanted = []
-        by_network = _network_answers(pairs, chances, wanted, request, sums.unseen_rewards())
+        seen = None if chances is None else chances[rows]
+        by_network = _network_answers(sample, seen, wanted, request, sums.unseen_rewards())
         answers |= {name: within(one, possible) for name, one in by_network.items()}
     check = None if fitted is None else fitted.calibration
     diagnostics = diagnostics_of(sums, how, check, markov, request.level) | _support(log, linear, fitted)
     if how == "logged":
-        found = 0.0 if pairs is None or log.behaviour is None else doubts(pairs, log.behaviour, seed)
+        chance = None if pairs is None else sample.log.behaviour
+        found = 0.0 if chance is None else doubts(sample, chance, seed)
         diagnostics |= {"behaviour_suspicious": found > DOUBTS, "behaviour_deviation": found}
     if chances is None:
         diagnostics["largest_weights"] = []
@@ -139,19 +145,6 @@ def _chances(
         notes.append(f"no importance sampling: {error}")
         return None
     return target / np.maximum(chance, 1e-300)
-
-
-def _cross_fitted(pairs: Pairs, request: Request) -> tuple[np.ndarray, np.ndarray]:
-    """Errors and start values of each episode by a critic fitted on the other half."""
-    log = pairs.log
-    fold = np.arange(log.num_episodes) % 2
-    rows = np.repeat(fold, log.lengths)
-    delta, starts = np.empty(len(log)), np.empty(log.num_episodes)
-    for k in (0, 1):
-        fit = features.fit(pairs, request.discount, request.seed, rows=rows != k, horizon=request.horizon)
-        delta[rows == k] = fit.delta[rows == k]
-        starts[fold == k] = fit.starts[fold == k]
-    return delta, starts
 
 
 def _linear_estimate(log: Log, draws: list[features.LinearFit]) -> Estimate:

@@ -288,7 +288,7 @@ class Weighing(Accumulator):
         single = model
         if len(model.q) > 1 or gamma == 1:  # the test needs one value for each pair
             single = certainty_equivalence(self.whole, pi, min(gamma, 1 - 1 / max(longest, 2)))
-        self.markov = MarkovSums(single)
+        self.markov = MarkovSums(single, counts.steps)
         regression = RegressionSums(states, pi.shape[1], gamma, horizon)
         self.regression = regression if request.wants("regression") else None
         self.states = StateRatioSums(states, gamma) if request.wants(*STATE_RATIOS) else None
@@ -301,7 +301,7 @@ class Weighing(Accumulator):
         errors = None if self.critics is None else critic_errors(cut, self.critics, first)
         self.sums.update(cut, ratios if cut is log else self.ratios(cut), errors, first)
         self.influence.update(log, first)
-        self.markov.update(log)
+        self.markov.update(log, first)
         if self.regression is not None:
             self.regression.update(log, ratios)
         if self.states is not None:
