@@ -3,6 +3,7 @@
     python benchmarks/interval_coverage.py                                  # all problems, 200 repetitions
     python benchmarks/interval_coverage.py --problems chain --episodes 100 400
     python benchmarks/interval_coverage.py --networks                       # estimators for observations
+    python benchmarks/interval_coverage.py --verdict --write --first 30000  # the table of the documentation
 
 A log is drawn from the behaviour policy, the target policy is evaluated from it, and the 95% interval either
 holds the exact value or does not. With 200 repetitions a true rate of 95% is measured as 92% to 98%; the binomial
@@ -10,6 +11,9 @@ interval of each measured rate is printed.
 
 Beside estimators it says how the verdict fares: how often it says *trust*, how often that is wrong, and how often it says *cannot
 tell* although some estimate is within 10% of the truth. `aliased` and `hidden_context` have states that leave something out.
+
+Rules were developed on logs with seeds from 0 and 10,000; --first gives the seed of the first log, so that fresh ones are measured. With
+--verdict only the estimators are computed that the verdict may recommend.
 
 With --networks the problems have observations: `linear`, a noisy linear process in the plane with three pushes, whose
 value is that of 200,000 simulated episodes; and `grid`, the Open World, its cells given as one-hot observations, whose
@@ -291,7 +295,21 @@ class Linear:
 OBSERVED = {"linear": Linear, "grid": Grid}
 
 
-def measure(name: str, problem, episodes: int, repetitions: int, estimators: list[str] | None) -> dict:
+VERDICT = [
+    "per-decision-is",
+    "weighted-per-decision-is",
+    "weighted-doubly-robust",
+    "state-ratio",
+    "doubly-robust-state-ratio",
+    "certainty-equivalence",
+]
+PAGE = Path(__file__).parents[1] / "docs" / "evaluate-methods.md"
+MARKS = "<!-- coverage: written by benchmarks/interval_coverage.py -->\n", "<!-- coverage: end -->"
+
+
+def measure(
+    name: str, problem, episodes: int, repetitions: int, estimators: list[str] | None, first: int = 0
+) -> dict:
     observed = name in OBSERVED
     truth, pi = problem.truth, problem.policy
     rows: dict[str, list[tuple[float, bool, float]]] = {}
@@ -299,7 +317,7 @@ def measure(name: str, problem, episodes: int, repetitions: int, estimators: lis
     training = mx.offline.Training(steps=800, hidden=(32, 32)) if observed else None
     if observed:  # what stops at a truncated step estimates something else
         estimators = estimators or [n for n, (_, end) in mx.offline.ESTIMATORS.items() if end == "bootstraps"]
-    for k in range(repetitions):
+    for k in range(first, first + repetitions):
         try:
             log = problem.draw(k, episodes)
             result = mx.offline.evaluate(
@@ -314,7 +332,7 @@ def measure(name: str, problem, episodes: int, repetitions: int, estimators: lis
         except KeyboardInterrupt:  # the table of what is done so far
             break
         if observed:
-            print(f"{name}: {k + 1} of {repetitions}", file=sys.stderr)
+            print(f"{name}: {k - first + 1} of {repetitions}", file=sys.stderr)
             jax.clear_caches()  # each evaluation leaves programs in memory; on disk they are kept
         for answer in result.answers.values():
             row = (answer.value - truth, truth in answer.interval, answer.interval.width)
@@ -345,9 +363,36 @@ def measure(name: str, problem, episodes: int, repetitions: int, estimators: lis
         "trust": len(trusted) / max(len(verdicts), 1),
         "trust wrong": (1 - np.mean(trusted)) if trusted else 0.0,
         "cannot tell, with an estimate within 10%": (1 - np.mean(told)) if told else 0.0,
+        "logs": len(verdicts),
         "choices": dict(Counter(str(chosen) for *_, chosen in verdicts)),
     }
     return {"problem": name, "episodes": episodes, "truth": truth, "estimators": table, "verdict": summary}
+
+
+def binomial(row: dict) -> str:
+    """The Wilson interval of a measured coverage."""
+    low, high = binomtest(round(row["coverage"] * row["answers"]), row["answers"]).proportion_ci(
+        method="wilson"
+    )
+    return f"{low:.0%} to {high:.0%}"
+
+
+def summary_table(tables: list[dict], first: int) -> str:
+    """The table of the documentation: a row for each problem."""
+    lines = [
+        "| problem | episodes | logs | coverage of the recommended interval (binomial) | RMSE | *trust* | of which wrong "
+        "| *cannot tell* with an estimate within 10% |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for found in tables:
+        row, verdict = found["estimators"]["(the verdict's choice)"], found["verdict"]
+        lines.append(
+            f"| {found['problem'].replace('_', ' ')} | {found['episodes']} | {verdict['logs']} | {row['coverage']:.1%} ({binomial(row)}) "
+            f"| {row['rmse']:.4f} | {verdict['trust']:.1%} | {verdict['trust wrong']:.1%} "
+            f"| {verdict['cannot tell, with an estimate within 10%']:.1%} |"
+        )
+    last = first + max(found["verdict"]["logs"] for found in tables) - 1
+    return "\n".join(lines) + f"\n\nSeeds of the logs: {first:,} to {last:,}.\n"
 
 
 def main() -> None:
@@ -361,17 +406,25 @@ def main() -> None:
     )
     parser.add_argument("--repetitions", type=int, help="200; 40 for problems with observations")
     parser.add_argument("--estimators", nargs="+")
+    parser.add_argument("--verdict", action="store_true", help="only what the verdict may recommend")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first log")
+    parser.add_argument(
+        "--write", action="store_true", help="write the table of verdicts into the documentation"
+    )
     parser.add_argument("--json", type=Path, help="append the figures to this file, a line for each table")
     arguments = parser.parse_args()
     if arguments.networks:  # the same programs for every log: compile them once
         jax.config.update("jax_compilation_cache_dir", tempfile.mkdtemp())
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    tables = []
     for name in arguments.problems or (OBSERVED if arguments.networks else PROBLEMS):
         repetitions = arguments.repetitions or (40 if name in OBSERVED else 200)
         problem = OBSERVED[name]() if name in OBSERVED else Tabular(name)
         for episodes in arguments.episodes or [problem.episodes]:
             begin = time.perf_counter()
-            found = measure(name, problem, episodes, repetitions, arguments.estimators)
+            chosen = VERDICT if arguments.verdict else arguments.estimators
+            found = measure(name, problem, episodes, repetitions, chosen, arguments.first)
+            tables.append(found)
             if arguments.json:
                 with arguments.json.open("a") as file:
                     file.write(json.dumps(found) + "\n")
@@ -383,12 +436,7 @@ def main() -> None:
                 "| estimator | coverage | binomial | RMSE | bias | median width |\n|---|---|---|---|---|---|"
             )
             for estimator, row in found["estimators"].items():
-                n, inside = row["answers"], round(row["coverage"] * row["answers"])
-                low, high = binomtest(inside, n).proportion_ci(method="wilson")
-                print(
-                    f"| {estimator} | {row['coverage']:.1%} | {low:.0%} to {high:.0%} | {row['rmse']:.4f} ",
-                    end="",
-                )
+                print(f"| {estimator} | {row['coverage']:.1%} | {binomial(row)} | {row['rmse']:.4f} ", end="")
                 print(f"| {row['bias']:+.4f} | {row['width']:.4f} |")
             verdict = found["verdict"]
             print(
@@ -399,6 +447,11 @@ def main() -> None:
                 f"cannot tell in {verdict['cannot tell, with an estimate within 10%']:.1%} of those with an estimate within 10%"
             )
             print(f"choices: {verdict['choices']}", flush=True)
+    table = summary_table(tables, arguments.first)
+    print(f"\n{table}")
+    if arguments.write:
+        before, rest = PAGE.read_text().split(MARKS[0])
+        PAGE.write_text(before + MARKS[0] + table + MARKS[1] + rest.split(MARKS[1])[1])
 
 
 if __name__ == "__main__":

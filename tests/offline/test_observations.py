@@ -7,7 +7,7 @@ import pytest
 from marginax.deep.networks import MLP
 from marginax.offline import Log, Training, evaluate
 from marginax.offline.behaviour import fit_behaviour
-from marginax.offline.features import fit, prepare, target_probability
+from marginax.offline.features import Features, fit, prepare, target_probability
 from marginax.offline.network_estimators import balanced, fitted_q, learn, moments_of
 from marginax.offline.networks import basis, expected, member, rows_of
 from marginax.offline.policies import FunctionPolicy
@@ -214,3 +214,33 @@ def test_density_of_a_gaussian_target():
 def test_policies_that_do_not_fit_are_refused(log, policy, message):
     with pytest.raises(ValueError, match=message):
         evaluate(log(), policy, discount=GAMMA, training=QUICK)
+
+
+@pytest.mark.parametrize("policy", [softmax(0.8), gaussian(0.5)], ids=["discrete", "continuous"])
+def test_the_other_half_gives_each_episode_its_critic(policy):
+    """LSTD-Q by its formula, on whole features of the other half's rows."""
+    log = log_of(policy, episodes=40, steps=10)
+    pairs = prepare(log, FunctionPolicy(policy), 0)
+    features = Features(2, pairs.actions.shape[1], pairs.discrete, 3)
+    phi, after = features.of_pairs(pairs.observations, pairs.actions), features.of_policy(pairs.following)
+    rows = np.repeat(np.arange(40) % 2, log.lengths)
+    half = phi[rows == 1]
+    system = half.T @ (half - GAMMA * after[rows == 1])
+    system += 1e-6 * np.trace(system) / len(system) * np.eye(len(system))
+    theta = np.linalg.solve(system, half.T @ log.rewards[rows == 1])
+    delta, starts = fit(pairs, GAMMA, 3).crossed
+    expected_delta = log.rewards + (GAMMA * after - phi) @ theta
+    np.testing.assert_allclose(delta[rows == 0], expected_delta[rows == 0], atol=1e-5)
+    np.testing.assert_allclose(starts[::2], (features.of_policy(pairs.starts) @ theta)[::2], atol=1e-5)
+
+
+def test_a_sample_of_a_log_has_whole_episodes():
+    policy = softmax(0.8)
+    pairs = prepare(log_of(policy, episodes=30, steps=10), FunctionPolicy(policy), 0)
+    assert pairs.some(300, 0)[0] is pairs
+    sample, rows = pairs.some(95, 0)
+    assert sample.log.num_episodes == 10
+    assert len(sample.log) == len(rows) == 100
+    np.testing.assert_array_equal(sample.observations, pairs.observations[rows])
+    np.testing.assert_array_equal(sample.log.states, pairs.log.states[rows])
+    np.testing.assert_array_equal(sample.starts.weights, pairs.starts.weights[rows[::10] // 10])

@@ -14,8 +14,8 @@ from marginax.offline.features import prepare
 from marginax.offline.markov import MarkovSums
 from marginax.offline.observations import DOUBTS
 from marginax.offline.policies import FunctionPolicy
-from marginax.offline.results import Estimate
-from marginax.offline.verdict import difference_score
+from marginax.offline.results import Estimate, answer
+from marginax.offline.verdict import difference_score, judge
 from offline.test_observations import QUICK, gaussian, log_of, softmax
 from reference.offline_logs import GAMMA, garnet_log
 
@@ -265,3 +265,45 @@ def test_where_two_families_disagree_the_interval_holds_both():
     if not result.diagnostics["markov_fails"]:
         assert chosen.interval.low <= model.interval.low < model.interval.high <= chosen.interval.high
         assert "widened" in " ".join(result.verdict.text)
+
+
+def verdict_on(answers, **diagnostics):
+    """`judge` on intervals of standard errors around values, from 400 episodes that vary alike."""
+    psi = np.random.default_rng(0).normal(size=400)
+    estimates = {
+        name: Estimate(value, error * 20 * psi / psi.std(ddof=1)) for name, (value, error) in answers.items()
+    }
+    found = {name: answer(name, one) for name, one in estimates.items()}
+    found = {name: replace(one, ess=100.0) for name, one in found.items()}
+    sound = {"ess": 100.0, "mean_weight": 1.0, "mean_weight_error": 0.1, "unsupported": 0.0, "span": 10.0}
+    sound |= {"tail_target": 0.0, "tail_behaviour": 0.0}
+    return *judge(found, estimates, sound | diagnostics, ("certainty-equivalence",)), found
+
+
+def test_the_interval_has_room_for_the_choice():
+    """Two families: the recommended interval is that of level 97.5%, 2.24 standard errors for 1.96."""
+    one = {"certainty-equivalence": (1.0, 0.1)}
+    verdict, reach, _ = verdict_on(one)
+    assert (verdict.estimator, reach) == ("certainty-equivalence", (0.0, 0.0))
+    verdict, reach, found = verdict_on(one | {"weighted-doubly-robust": (1.02, 0.2)})
+    assert (verdict.status, verdict.estimator) == ("trust", "certainty-equivalence")
+    assert sum(reach) / found["certainty-equivalence"].interval.width == pytest.approx(
+        2.24 / 1.96 - 1, abs=0.04
+    )
+
+
+def test_far_from_the_log_weights_are_taken_and_not_ratios_of_states():
+    both = {"state-ratio": (1.0, 0.05), "weighted-doubly-robust": (1.1, 0.2)}
+    near, _, _ = verdict_on(both, unsupported=0.1, unreachable=0.0)
+    far, _, _ = verdict_on(both, unsupported=0.4, unreachable=0.0)
+    assert (near.estimator, far.estimator) == ("state-ratio", "weighted-doubly-robust")
+    assert far.status == "caution"
+    few, _, _ = verdict_on(both, unsupported=0.4, unreachable=0.0, ess=3.0)
+    assert few.estimator == "state-ratio"
+
+
+def test_an_interval_wider_than_all_returns_gives_way_to_one_that_is_not():
+    both = {"certainty-equivalence": (1.0, 9.0), "weighted-doubly-robust": (1.1, 0.2)}
+    verdict, _, _ = verdict_on(both, ess=20.0)
+    assert (verdict.status, verdict.estimator) == ("caution", "weighted-doubly-robust")
+    assert verdict_on(both, ess=3.0)[0].status == "cannot tell"

@@ -22,6 +22,7 @@ from marginax.offline.policies import FunctionPolicy
 SAMPLES = 8  # actions drawn from a continuous target policy to average over
 FEATURES = 400
 _BLOCK = 20_000
+_EXACT = 100_000  # transitions above which products of features have single precision; values change by about 3e-5 of themselves
 
 
 class Choices(eqx.Module):
@@ -171,22 +172,29 @@ class Features:
         discrete: whether actions are one-hot.
         seed: of the random directions.
         features: how many, in all.
+        dtype: of the features.
     """
 
     def __init__(
-        self, dimension: int, actions: int, discrete: bool, seed: int, features: int = FEATURES
+        self,
+        dimension: int,
+        actions: int,
+        discrete: bool,
+        seed: int,
+        features: int = FEATURES,
+        dtype: Any = np.float64,
     ) -> None:
         rng = np.random.default_rng(seed)
         self.discrete, self.actions = discrete, actions
         inputs = dimension if discrete else dimension + actions
         count = max(30, features // actions) if discrete else features
-        self.directions = rng.normal(size=(inputs, count)) * 1.5 / np.sqrt(inputs)
-        self.shifts = rng.uniform(-2, 2, size=count)
+        self.directions = (rng.normal(size=(inputs, count)) * 1.5 / np.sqrt(inputs)).astype(dtype)
+        self.shifts = rng.uniform(-2, 2, size=count).astype(dtype)
         self.size = (count + inputs + 1) * (actions if discrete else 1)
 
     def _base(self, inputs: np.ndarray) -> np.ndarray:
         n, count = len(inputs), len(self.shifts)
-        base = np.empty((n, count + inputs.shape[1] + 1))
+        base = np.empty((n, count + inputs.shape[1] + 1), self.shifts.dtype)
         hidden = inputs @ self.directions
         hidden += self.shifts
         np.tanh(hidden, out=base[:, :count])
@@ -265,7 +273,9 @@ class LinearFit:
 def fit(pairs: Pairs, discount: float, seed: int, *, horizon: int | None = None) -> LinearFit:
     """Solves on all transitions, and on those of every second episode for the others."""
     log = pairs.log
-    features = Features(pairs.observations.shape[1], pairs.actions.shape[1], pairs.discrete, seed)
+    sizes = pairs.observations.shape[1], pairs.actions.shape[1]
+    dtype = np.float64 if len(log) <= _EXACT else np.float32
+    features = Features(*sizes, pairs.discrete, seed, dtype=dtype)
     size, fold = features.size, np.arange(log.num_episodes) % 2
     by_row = np.repeat(fold, log.lengths)
     step = max(500, min(_BLOCK, 4_000_000 // (horizon or 1)))

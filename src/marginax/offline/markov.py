@@ -75,6 +75,8 @@ class MarkovSums(Accumulator):
     def result(self) -> MarkovTest:
         """The test on all chunks."""
         m, delta = self.model.weights.size, np.concatenate(self.delta)
+        if not len(delta):
+            return MarkovTest(0.0, 0)
         cells, place = np.unique(np.concatenate(self.cells), return_inverse=True)
         n, total, pair = np.bincount(place), np.bincount(place, delta), cells % m
         square = np.bincount(pair[place], delta**2, minlength=m)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -38,7 +39,7 @@ _STREAMS = dict(zip(NETWORKS, range(7, 13), strict=True))  # of random numbers
 _WITHOUT_RATIOS = ("saddle-point", "fenchel", "fqe-one-step")
 DOUBTS = 4.0  # standard errors by which a fitted policy may explain held-out actions better than the logged probabilities
 DRAWS = 4  # of random features
-SAMPLE = 100_000  # transitions that are enough to train networks on and to test assumptions: training draws 192,000 in all
+SAMPLE = 50_000  # transitions that are enough to train networks on and to test assumptions: see `Training`
 
 
 def evaluate_observations(source: Source, policy: Policy, request: Request) -> Evaluation:
@@ -176,28 +177,31 @@ def _network_answers(
     rows = networks.rows_of(pairs, chances, weights, discount, scale)
     episode = np.repeat(np.arange(log.num_episodes), log.lengths)
     moments = moments_of(pairs, discount, request.seed) if {"saddle-point", "fenchel"} & set(wanted) else None
-    learned: dict[str, Any] = {}  # value networks by backup
     found = {}
 
     def key(name: str) -> jax.Array:
         return jax.random.fold_in(jax.random.key(request.seed), _STREAMS[name])
 
-    def value_networks(backup: str) -> Any:
-        if backup not in learned:
-            learned[backup] = learn(rows, backup, discount, key(f"fqe-{backup}"), training)
-        return learned[backup]
+    def train(name: str) -> Any:
+        if name.startswith("fqe-"):
+            return learn(rows, name.removeprefix("fqe-"), discount, key(name), training)
+        return ratios(rows, moments, name, discount, key(name), training)
 
+    needed = {"fqe-one-step"} if moments is not None else set()
+    pool = ThreadPoolExecutor(2)  # a training of small networks uses one core
+    trained = {
+        name: pool.submit(train, name) for name in NETWORKS if name in needed.union(wanted) - {"fenchel"}
+    }
+    pool.shutdown(wait=False)
     for name in request.progress("networks", wanted):
         if name.startswith("fqe-"):
             backup = name.removeprefix("fqe-")
-            values = fitted_q(log, rows, value_networks(backup), backup, discount, training)
+            values = fitted_q(log, rows, trained[name].result(), backup, discount, training)
         else:
-            w = None
-            if name != "fenchel":
-                w = ratios(rows, moments, name, discount, key(name), training)
+            w = None if name == "fenchel" else trained[name].result()
             if name != "regression":
                 assert moments is not None
-                w = balanced(rows, moments, value_networks("one-step")[0], discount, w)
+                w = balanced(rows, moments, trained["fqe-one-step"].result()[0], discount, w)
             values = (weights[:, episode] * w * log.rewards).sum(axis=1) / weights.sum(axis=1)
         kind, truncation = ESTIMATORS[name]
         error = float(values.std(ddof=1))

@@ -19,7 +19,16 @@ import numpy as np
 
 from marginax.offline.diagnostics import STOPPED
 from marginax.offline.importance import FAINT, FEW, ImportanceSums
-from marginax.offline.results import ESTIMATORS, STATE_RATIOS, Answer, Estimate, Evaluation, Verdict, answer
+from marginax.offline.results import (
+    ESTIMATORS,
+    STATE_RATIOS,
+    Answer,
+    Estimate,
+    Evaluation,
+    Verdict,
+    answer,
+    within,
+)
 from marginax.statistics import Interval, studentised_bootstrap
 
 LOST = 0.2  # discounted probability of leaving the support above which nothing is said
@@ -38,10 +47,12 @@ def judge(
     diagnostics: Mapping[str, Any],
     preferred: tuple[str, ...],
     room: float = 0.0,
+    seed: int = 0,
 ) -> tuple[Verdict, tuple[float, float]]:
     """Which estimate to trust, from answers and diagnostics, and how far its interval is to be widened below and above.
 
-    It is widened where two families contradict each other and nothing says which is wrong, so that it holds both intervals.
+    It is widened to the level at which the intervals of all families that it was chosen from hold together, so that the choice costs
+    no coverage; and where two families contradict each other and nothing says which is wrong, so that it holds both intervals.
 
     Args:
         answers: by estimator.
@@ -49,6 +60,7 @@ def judge(
         diagnostics: as `marginax.offline.evaluate` returns them.
         preferred: estimators of the model family, best first.
         room: what support leaves open in the model family's values.
+        seed: of the bootstrap.
     """
     d, text = diagnostics, []
     lost, unreachable = float(d["unsupported"]), float(d.get("unreachable", d["unsupported"]))
@@ -89,7 +101,7 @@ def judge(
         apart = z is not None and abs(z) > APART
         if z is None:
             apart = _disjoint(model, episodes)
-    status = "trust"
+    status, compared = "trust", 1
     if (not_markov or apart) and resting:
         if not_markov:
             text.append(
@@ -129,25 +141,36 @@ def judge(
             return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0)
         usual = model if model is not None and lost <= FAINT else (*states, *candidates)[0]
         chosen = min(candidates, key=lambda a: a.interval.width * (1.0 if a is usual else 1 / NARROWER))
-    span, reach, other = float(d["span"]), (0.0, 0.0), None
+        compared = len(candidates)
+        if lost > LOST and spare is not None:
+            # ratios of states let what they have seen stand for the actions that are missing; weights show what is missing
+            status, chosen = "caution", spare
+            text.append(f"Take {spare.name}: {d['ess']:.0f} effective episodes stand behind it.")
+    span, other = float(d["span"]), None
+    if span > 0 and chosen.interval.width > span:
+        if spare is None or spare.interval.width > span:
+            text.append(
+                f"Even the best interval, {chosen.interval.low:.4g} to {chosen.interval.high:.4g}, is wider than the range "
+                "of returns in the log: more episodes are needed."
+            )
+            return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0)
+        text.append(
+            f"Take {spare.name}: the interval of {chosen.name} is wider than the range of returns in the log."
+        )
+        status, chosen = "caution", spare
     if apart and not not_markov and chosen is spare:
         other = model
     elif states and chosen is states[0] and len(both) > 1:
         z = difference_score(estimates.get(chosen.name), estimates.get(both[1].name))
         other = both[1] if z is not None and abs(z) > APART else None
+    reach = _for_all(estimates.get(chosen.name), chosen.interval.level, compared, seed)
     if other is not None:
         own, wide = chosen.interval, other.interval
-        reach = max(own.low - wide.low, 0.0), max(wide.high - own.high, 0.0)
+        reach = max(own.low - wide.low, reach[0]), max(wide.high - own.high, reach[1])
         text.append(
             f"The interval of {chosen.name} is widened to hold that of {other.name}, which differs beyond chance and may be "
             "the right one."
         )
-    if span > 0 and chosen.interval.width > span:
-        text.append(
-            f"Even the best interval, {chosen.interval.low:.4g} to {chosen.interval.high:.4g}, is wider than the range "
-            "of returns in the log: more episodes are needed."
-        )
-        return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0)
     if status == "trust":
         status = _agreeing(text, chosen, model, states, episodes, d)
     off = [
@@ -177,6 +200,17 @@ def judge(
             "('stops') leave it out."
         )
     return Verdict(status, chosen.name, tuple(text)), reach
+
+
+def _for_all(estimate: Estimate | None, level: float, many: int, seed: int) -> tuple[float, float]:
+    """How much wider below and above an interval is at the level at which `many` of its kind hold together (Bonferroni)."""
+    if estimate is None or many < 2:
+        return 0.0, 0.0
+    one, every = (
+        studentised_bootstrap(estimate.value, estimate.influence, level=x, seed=seed)
+        for x in (level, 1 - (1 - level) / many)
+    )
+    return max(one.low - every.low, 0.0), max(every.high - one.high, 0.0)
 
 
 def _agreeing(
@@ -274,11 +308,12 @@ def conclude(
     answers = {name: answers[name] for name in ESTIMATORS if name in answers}
     own = average = sums.behaviour()
     diagnostics |= {"disagreeing": disagreeing(answers, estimates), "room": room}
-    verdict, reach = judge(answers, estimates, diagnostics, preferred, max(room))
+    verdict, reach = judge(answers, estimates, diagnostics, preferred, max(room), seed)
     reason, advantage = "", None
     if verdict.estimator is not None:
         found = answers[verdict.estimator]
-        answers[found.name] = replace(found, interval=found.interval.widened(*reach))
+        wider = replace(found, interval=found.interval.widened(*reach))
+        answers[found.name] = replace(found, interval=within(wider, sums.value_range()).interval)
     if diagnostics["tail_behaviour"] > STOPPED:  # the plain average stops at truncation
         own = logged or average
         if logged is None:
@@ -293,8 +328,9 @@ def conclude(
         reason = f"{verdict.estimator} has no influence of single episodes"
     elif not reason:
         gap, psi = chosen.value - own.value, chosen.influence - own.influence
-        advantage = studentised_bootstrap(gap, psi, level=level, seed=seed)
-        advantage = advantage.widened(*(room if verdict.estimator in preferred else reach))
+        advantage = studentised_bootstrap(gap, psi, level=level, seed=seed).widened(*reach)
+        if verdict.estimator in preferred:
+            advantage = advantage.widened(*room)
     notes = list(notes)
     if beyond := [a.name for a in answers.values() if a.beyond]:
         (least, largest), (low, high) = settings["reward_range"], sums.value_range()
