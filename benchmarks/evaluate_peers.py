@@ -1,7 +1,7 @@
 """The same logs evaluated by scope-rl and by d3rlpy: values side by side, error and time.
 
     uv venv peers && VIRTUAL_ENV=peers uv pip install scope-rl
-    python benchmarks/evaluate_peers.py --peer peers/bin/python
+    python benchmarks/evaluate_peers.py --peer peers/bin/python --repetitions 20  # d3rlpy takes a minute a log, for ten logs or fewer
 
 scope-rl needs episodes of one length, so the logs are those of the chain (6 steps) and of a continuing random MDP
 (50 steps, truncated). Its doubly robust estimator is given our critic. d3rlpy (which comes with scope-rl) has fitted
@@ -148,7 +148,7 @@ def main() -> None:
     always, uniform = mx.problems.chain(n=6, actions=2, noise=0.2, discount=0.95)[1:]
     fixed_names = ["certainty-equivalence", "fqe-retrace", "fqe-marginalized"]
     fixed_values, fixed = {name: [] for name in fixed_names}, {}
-    for k in range(10):
+    for k in range(min(10, parsed.repetitions)):
         log, _ = draw(mdp, uniform, always, k, 200, 6)
         answers = mx.offline.evaluate(log, always, discount=0.95, estimators=fixed_names).answers
         for name in fixed_names:
@@ -187,13 +187,13 @@ def main() -> None:
     print(f"(1,000 resamples): marginax {ours:.1f} s, scope-rl {theirs['seconds']:.1f} s")
     truth = float(mdp.initial @ mdp.v_values(always))
     print(
-        f"\nchain, 10 logs of 200 episodes by the uniform policy, target always action 0, exact value {truth:.4f}\n"
+        f"\nchain, {len(theirs['fitted'])} logs of 200 episodes by the uniform policy, target always action 0, exact value {truth:.4f}\n"
     )
     print("| estimator | RMSE |\n|---|---|")
     fixed_values["d3rlpy FQE"] = theirs["fitted"]
     for name, found in fixed_values.items():
         print(f"| {name} | {np.sqrt(((np.array(found) - truth) ** 2).mean()):.4f} |")
-    print(f"\nd3rlpy took {theirs['fitted_seconds'] / 10:.1f} s a log")
+    print(f"\nd3rlpy took {theirs['fitted_seconds'] / len(theirs['fitted']):.1f} s a log")
 
 
 if __name__ == "__main__":

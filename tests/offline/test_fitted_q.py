@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import marginax as mx
-from marginax.offline import Log, evaluate, fitted_q, open_data
+from marginax.offline import Log, evaluate, fitted_q, open_data, sequences
 from marginax.offline.certainty_equivalence import Counts, certainty_equivalence
 from reference import offline as naive
 from reference.offline_logs import GAMMA, garnet_log
@@ -62,7 +62,7 @@ def test_a_log_in_pieces_read_again_for_each_backup_gives_the_same(monkeypatch):
     traces = mx.traces.retrace(pi, mu)
     whole = backup_of(log, pi, traces)
     expected = fitted_q.estimate(whole.solve(), whole)
-    monkeypatch.setattr(fitted_q, "PIECE", 150)
+    monkeypatch.setattr(sequences, "PIECE", 150)
     monkeypatch.setattr(fitted_q, "HELD", 0)
     streamed = backup_of(log, pi, traces)
     assert len(list(streamed.parts())) > 3
@@ -105,12 +105,12 @@ def test_packed_targets_equal_those_of_single_episodes(window):
     rng = np.random.default_rng(0)
     q, v, traces = rng.normal(size=15), rng.normal(size=5), mx.traces.retrace(pi, mu)
     pairs = log.states * 3 + log.actions
-    packed = fitted_q.pack(log, pairs, log.next_states, window)
+    packed = sequences.pack(log, pairs, log.next_states, window)
     width = packed.steps.valid.shape[1]
     assert packed.steps.valid.sum() == len(log)
     assert np.asarray(packed.steps.valid).shape[0] * width < log.num_episodes * int(log.lengths.max())
     found = packed.at_rows(
-        fitted_q.sampled_targets(
+        sequences.sampled_targets(
             jnp.asarray(q), jnp.asarray(v), packed.steps, jnp.asarray(GAMMA), jnp.asarray(traces.ravel())
         )
     )

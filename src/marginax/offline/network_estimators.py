@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from marginax import targets
 from marginax.deep.networks import MLP
 from marginax.offline.features import Features, Pairs
-from marginax.offline.fitted_q import fixed_point, pack, sampled_targets
+from marginax.offline.fitted_q import fixed_point
 from marginax.offline.log import Log
 from marginax.offline.networks import (
     Rows,
@@ -34,6 +34,7 @@ from marginax.offline.networks import (
     member,
     whitening,
 )
+from marginax.offline.sequences import pack, sampled_targets
 from marginax.weights import losses as weight_losses
 
 MOMENTS = 150  # features that a marginalized ratio is balanced against
