@@ -72,8 +72,7 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
     errors, linear, by_model, markov = None, None, None, MarkovTest(0.0, 0)
     if pairs is not None:
         for _ in request.progress("certainty equivalence", ["features"]):
-            draws = [features.fit(pairs, discount, seed + k, horizon=horizon) for k in range(DRAWS)]
-            by_model, linear = _linear_estimate(log, draws), draws[0]
+            by_model, linear = _linear_estimate(pairs, request)
             delta, starts = linear.crossed
             errors = (delta[inside], starts) if robust else None
             markov = markov_of_observations(sample, linear.delta[rows], seed)
@@ -148,8 +147,10 @@ def _chances(
     return target / np.maximum(chance, 1e-300)
 
 
-def _linear_estimate(log: Log, draws: list[features.LinearFit]) -> Estimate:
-    """The mean over draws of random features; twice their spread is what the choice of features leaves open."""
+def _linear_estimate(pairs: Pairs, request: Request) -> tuple[Estimate, features.LinearFit]:
+    """The mean over draws of random features; twice their spread is what the choice of features leaves open. And the first draw."""
+    log, seeds = pairs.log, range(request.seed, request.seed + DRAWS)
+    draws = [features.fit(pairs, request.discount, seed, horizon=request.horizon) for seed in seeds]
     values = np.array([fit.starts.mean() for fit in draws])
     influence = Influence(log.num_episodes)
     psi = [fit.starts - fit.starts.mean() + log.sums(fit.weighted_errors) for fit in draws]
@@ -158,7 +159,7 @@ def _linear_estimate(log: Log, draws: list[features.LinearFit]) -> Estimate:
     square, total = float((weights**2).sum()), float(weights.sum())
     ess = total**2 / square if square > 0 else 0.0
     spread = 2 * float(values.std(ddof=1))
-    return Estimate(float(values.mean()), influence.groups(), ess, "transitions", spread)
+    return Estimate(float(values.mean()), influence.groups(), ess, "transitions", spread), draws[0]
 
 
 def _network_answers(
