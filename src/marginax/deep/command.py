@@ -114,7 +114,8 @@ def _train(
     ):
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}.")
-    require_positive("checkpoint-minutes", options["checkpoint_minutes"])
+    if not (minutes := options["checkpoint_minutes"]) > 0:
+        raise ValueError(f"checkpoint-minutes must be above 0, got {minutes}.")
     if (out / SETTINGS).exists():  # what was derived stays as it was
         earlier = load_run(out).config
         if population["evaluate_every"] is None:
@@ -180,12 +181,6 @@ def tracker(
     finally:
         for run in runs.values():
             run.finish()
-
-
-def require_positive(name: str, value: float) -> None:
-    """Raise `ValueError` unless a flag is above 0."""
-    if not value > 0:
-        raise ValueError(f"{name} must be above 0, got {value}.")
 
 
 def finish(outcome: dict[str, dict[str, Any]]) -> None:
