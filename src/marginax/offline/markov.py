@@ -19,7 +19,7 @@ from marginax.offline.log import Accumulator, Log
 
 FAILS = 3.5  # standard deviations above what chance gives
 LEAST = 10  # visits of a cell
-MOST = 2_000_000  # transitions that are enough for the test
+MOST = 1_000_000  # transitions that are enough for the test
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,13 @@ class MarkovSums(Accumulator):
         m, delta = self.model.weights.size, np.concatenate(self.delta)
         if not len(delta):
             return MarkovTest(0.0, 0)
-        cells, place = np.unique(np.concatenate(self.cells), return_inverse=True)
-        n, total, pair = np.bincount(place), np.bincount(place, delta), cells % m
-        square = np.bincount(pair[place], delta**2, minlength=m)
+        cells = np.concatenate(self.cells)
+        square = np.bincount(cells % m, delta**2, minlength=m)
+        order = np.argsort(cells)  # three times as fast as `np.unique` with its inverse
+        cells = cells[order]
+        first = np.flatnonzero(np.diff(cells, prepend=-1))
+        n, pair = np.diff(first, append=len(cells)), cells[first] % m
+        total = np.add.reduceat(delta[order], first)
         visits = np.bincount(pair, n, minlength=m)
         spread = np.divide(square, visits, out=np.zeros_like(visits), where=visits > 0)
         typical = float(square.sum() / max(visits.sum(), 1.0))
