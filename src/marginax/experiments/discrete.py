@@ -130,7 +130,7 @@ class Discrete(Experiment):
 
     def variants(self) -> dict[str, dict[str, Any]]:
         """Settings of the ablation, by name."""
-        behaviour = {
+        behaviour: dict[str, dict[str, Any]] = {
             "": {},
             ", ε = 0.5": {"epsilon": 0.5},
             ", softmax π": {"target_policy": "softmax", "temperature": 0.1},
