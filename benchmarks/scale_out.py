@@ -128,7 +128,7 @@ def table_of_sweeps(rate: float, cores: int, price: float) -> None:
             print(f"| {runs} | {nodes} | {hours:.1f} | {hours * nodes * price:,.0f} |")
 
 
-def compare(scratch: Path, transitions: int) -> None:
+def compare(scratch: Path, transitions: int, seeds: int) -> None:
     """A log and a tabular experiment on this machine and through Ray: seconds beyond start-up, on a machine that does nothing else.
 
     Of the log, what one with a tenth of the transitions takes counts as start-up: for each log Ray starts processes that import JAX.
@@ -147,12 +147,15 @@ def compare(scratch: Path, transitions: int) -> None:
         list(place.run([Task(f"{k}", _import) for k in range(4)]))
         begun = time.perf_counter()
         quiet = rich.console.Console(file=io.StringIO())
-        runner.run([Chain()], Path(tempfile.mkdtemp(dir=scratch)), engine=place, console=quiet)
+        runner.run([Chain(seeds=seeds)], Path(tempfile.mkdtemp(dir=scratch)), engine=place, console=quiet)
         return time.perf_counter() - begun
 
     print("| job, beyond start-up | local, s | Ray, s | ratio |")
     print("|---|---:|---:|---:|")
-    for name, job in ((f"log of {transitions:,} transitions", log), ("`reproduce chain`, 100 seeds", table)):
+    for name, job in (
+        (f"log of {transitions:,} transitions", log),
+        (f"`reproduce chain`, {seeds} seeds", table),
+    ):
         seconds = []
         for engine in ("local", "ray"):
             with make_engine(engine, workers=2) as place:
@@ -184,10 +187,11 @@ def main() -> None:
     parser.add_argument(
         "--compare", action="store_true", help="run one log and one experiment here and through Ray"
     )
+    parser.add_argument("--seeds", type=int, default=20, help="of the experiment that --compare runs")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if given.compare:
-            compare(Path(folder), int(given.transitions))
+            compare(Path(folder), int(given.transitions), given.seeds)
             return
         rates = measure(Path(folder), int(given.transitions))
         print(
