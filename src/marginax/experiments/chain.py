@@ -118,7 +118,9 @@ class Chain(Experiment):
         q_pi = mdp.q_values(pi)
         errors = np.full((len(METHODS), self.seeds, self.shown.size), np.nan, np.float32)
         for i, method in enumerate(METHODS):
-            if method in (AS_PRINTED, REVERSE) and not self.label(setting).startswith(("default", "clip")):
+            if method in (AS_PRINTED, PATHS, REVERSE) and not self.label(setting).startswith(
+                ("default", "clip")
+            ):
                 continue  # slow, and they are there to be seen once: in the last panel
             q = mx.learning.evaluate(
                 stream,

@@ -98,7 +98,7 @@ class Prediction(Sizes, Experiment):
             pairs=64,
             probes=16,
             rollouts=64,
-            improvements=10,
+            improvements=8,
         )
 
     def grid(self) -> "list[Setting]":
