@@ -160,7 +160,7 @@ def test_labels_are_encoded_and_the_encoding_can_be_given_again(files, capsys):
     found = []
     for data, more in (
         ("log.csv", []),
-        ("words.csv", []),
+        ("words.csv", ["--encoding", "sorted"]),
         ("words.csv", ["--encoding", str(files / "1/encoding.json")]),
     ):
         out = files / str(len(found))
@@ -172,6 +172,8 @@ def test_labels_are_encoded_and_the_encoding_can_be_given_again(files, capsys):
     words = ["evaluate", str(files / "words.csv"), *policy, "--encoding", str(files / "short.json")]
     assert cli.main(words) == 2
     assert "the encoding has no state 'room 1'" in capsys.readouterr().err
+    assert cli.main(["evaluate", str(files / "words.csv"), *policy]) == 2
+    assert "pi.npy numbers states and actions" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_folder_that_cannot_be_written_is_noticed_before_any_work(files, capsys):

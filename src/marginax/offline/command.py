@@ -26,7 +26,7 @@ def evaluate(
     policy_kind: Literal["table", "rows"] | None = None,
     out: str | None = None,
     behaviour: str = "auto",
-    encoding: Path | None = None,
+    encoding: str | None = None,
     estimators: tuple[str, ...] = (),
     reward_range: tuple[float, float] | None = None,
     level: float = 0.95,
@@ -47,7 +47,8 @@ def evaluate(
         policy_kind: what a policy file with two dimensions holds, where its shape does not say.
         out: folder for evaluation.html, evaluation.json and the figures: a path, or an address such as s3://bucket/folder.
         behaviour: where behaviour probabilities come from: auto, logged, estimated, or a .npy or .csv table.
-        encoding: encoding.json of an earlier evaluation: which label of a state or action has which index.
+        encoding: for labels of states or actions, which the policy has in an order of its own: encoding.json of an earlier
+            evaluation, or a file like it, or sorted.
         estimators: names of estimators to run; all that apply if omitted.
         reward_range: least and largest possible reward; the log's own if omitted.
         level: of the intervals.
@@ -102,13 +103,13 @@ def evaluate(
     return 0
 
 
-def _open(data: str, encoding: Path | None) -> Any:
+def _open(data: str, encoding: str | None) -> Any:
     from marginax.offline.sources import open_data
 
-    if encoding is None:
-        return open_data(data)
+    if encoding is None or encoding == "sorted":
+        return open_data(data, encoding)
     try:
-        labels = json.loads(encoding.read_text(encoding="utf-8"))
+        labels = json.loads(Path(encoding).read_text(encoding="utf-8"))
         fine = all(isinstance(label, str) for kind in ("state", "action") for label in labels.get(kind, []))
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{encoding} is not an encoding: {error}") from None

@@ -133,7 +133,7 @@ class SpreadPasses(Passes):
             "episodes lay in several places of the log: it was sorted by episode and step first"
         )
         found = open_parquet(system, folder, source.encoding)
-        found.name = source.name
+        found.name, found.unsaid = source.name, source.unsaid
         return found
 
     def __exit__(self, *_: object) -> None:

@@ -29,7 +29,7 @@ from marginax.offline.log import Accumulator, Log
 from marginax.offline.markov import MarkovSums
 from marginax.offline.networks import Training
 from marginax.offline.passes import Passes, passes_over
-from marginax.offline.policies import Policy, RowPolicy, load_policy, target_table
+from marginax.offline.policies import Policy, RowPolicy, load_policy, require_order, target_table
 from marginax.offline.ranking import rank
 from marginax.offline.ratios import (
     LoggedValue,
@@ -186,6 +186,8 @@ def evaluate(
     with using(engine, address=address) as place, passes_over(source, request.progress, place) as passes:
         source = passes.source  # sorted, if need be
         targets = {name: load_policy(one, source, policy_kind) for name, one in several.items()}
+        if not isinstance(behaviour, str):
+            require_order("the behaviour table", source, "state", "action")
         if source.first().tabular:
             found = {name: evaluate_tabular(passes, target, request) for name, target in targets.items()}
         elif place.remote:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -111,8 +112,30 @@ def load_policy(policy: Any, source: Source | None = None, kind: str | None = No
     """
     if kind not in (None, "table", "rows"):
         raise ValueError(f"policy_kind must be table or rows, got {kind!r}")
-    if isinstance(policy, Policy):
-        return policy
+    found = policy if isinstance(policy, Policy) else _load(policy, source, kind)
+    if not isinstance(found, RowPolicy):
+        require_order(found.name, source, "state", "action")
+    elif found.probabilities.ndim == 2:
+        require_order(found.name, source, "action")
+    return found
+
+
+def require_order(name: str, source: Source | None, *kinds: str) -> None:
+    """Refuse what has an order of states or actions of its own, where the log has labels and nobody said in which order."""
+    unsaid = [kind for kind in kinds if source is not None and kind in source.unsaid]
+    if source is None or source.encoding is None or not unsaid:
+        return
+    labels = source.encoding[unsaid[0]]
+    shown = ", ".join(labels[:5]) + (", …" if len(labels) > 5 else "")
+    example = json.dumps({kind: [*source.encoding[kind][:2], "…"] for kind in unsaid}, ensure_ascii=False)
+    raise ValueError(
+        f"{name} numbers {' and '.join(f'{kind}s' for kind in unsaid)}, and the log has labels for them ({shown}): in which "
+        f"order? Say so with --encoding FILE, a JSON file such as {example}, or with --encoding sorted; from Python with "
+        "open_data(data, encoding)"
+    )
+
+
+def _load(policy: Any, source: Source | None, kind: str | None) -> Policy:
     if callable(policy):
         return FunctionPolicy(policy, getattr(policy, "__name__", "function"))
     if not isinstance(policy, str | Path):

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from marginax.offline.log import NO_SUCCESSORS, Log, join
 
 CHUNK = 500_000  # transitions held at a time
+Encoding = Mapping[str, list[str]] | Literal["sorted"] | None
+"""The order of labels of `state` and `action`; `sorted` is that of the alphabet."""
 FILES = "a .parquet, .csv, .csv.gz or .npz file, nor a folder of them, nor a Minari folder"
 
 
@@ -24,12 +26,14 @@ class Source:
         notes: what was done to the data on the way in, in words.
         sizes: (S, A) where the source knows them beforehand (Minari's spaces), else None.
         encoding: labels of states and of actions in the order of their indices, where the data have names for them.
+        unsaid: which of the two nobody gave an order for: they are sorted.
     """
 
     name = "log"
     total: int | None = None
     sizes: tuple[int, int] | None = None
     encoding: dict[str, list[str]] | None = None
+    unsaid: tuple[str, ...] = ()
     _found: tuple[int, int] | None = None
 
     def __init__(self) -> None:
@@ -91,14 +95,15 @@ class MemorySource(Source):
         yield self.log
 
 
-def open_data(data: Any, encoding: Mapping[str, list[str]] | None = None) -> Source:
+def open_data(data: Any, encoding: Encoding = None) -> Source:
     """A source for `data`.
 
     Args:
         data: a `Log`, a `Trajectory`, a pandas or polars frame, a dict of columns; or a string or path: a `.parquet`, `.csv`,
             `.csv.gz` or `.npz` file with one row per transition, a folder of such files, a Minari folder, the id of a
             Minari dataset, or an address such as `s3://bucket/folder` of Parquet files.
-        encoding: the labels of `state` and `action` in the order of their indices, for tables that hold labels.
+        encoding: the labels of `state` and `action` in the order of their indices, for tables that hold labels; or `sorted`.
+            Policies that have an order of states or actions of their own are refused without it.
 
     Raises:
         ValueError: if it is none of these.

@@ -13,7 +13,7 @@ import numpy as np
 from marginax._folders import elsewhere, filesystem
 from marginax.offline.columns import PARQUET, SUFFIXES, Columns, ParquetColumns, open_columns
 from marginax.offline.log import Log, Place, assemble
-from marginax.offline.sources import CHUNK, Source
+from marginax.offline.sources import CHUNK, Encoding, Source
 
 NAMES = {
     "episode": ("episode", "episode_id"),
@@ -53,7 +53,7 @@ class TableSource(Source):
         parts: list[Columns],
         name: str,
         chunk: int = CHUNK,
-        encoding: Mapping[str, list[str]] | None = None,
+        encoding: Encoding = None,
     ) -> None:
         super().__init__()
         self.parts, self.name, self.chunk = parts, name, chunk
@@ -105,7 +105,7 @@ class TableSource(Source):
                     block[role] = np.stack([_floats(f, role) for f in found], axis=1) if wide else found[0]
                 yield block
 
-    def _find_labels(self, given: Mapping[str, list[str]] | None) -> None:
+    def _find_labels(self, given: Encoding) -> None:
         """The labels of columns that hold words, in one pass over those columns."""
         first = next(self._batches(), None)
         if first is None:
@@ -119,7 +119,10 @@ class TableSource(Source):
                 words = np.unique(_words(block[role])).tolist()
                 labels.setdefault(_LABELLED[role], set()).update(words)
         self.encoding = {kind: sorted(found - {""}) for kind, found in labels.items()}
-        for kind, known in (given or {}).items():
+        orders = {} if given is None or isinstance(given, str) else given
+        if given != "sorted":
+            self.unsaid = tuple(kind for kind in self.encoding if kind not in orders)
+        for kind, known in orders.items():
             unknown = set(self.encoding.get(kind, ())) - set(known)
             if unknown:
                 raise ValueError(
@@ -158,7 +161,7 @@ class TableSource(Source):
         self.set_aside(self.dropped)
 
 
-def open_tables(data: Any, encoding: Mapping[str, list[str]] | None = None) -> TableSource | None:
+def open_tables(data: Any, encoding: Encoding = None) -> TableSource | None:
     """A source for a file, a folder of files, a frame or a dict of columns; None for anything else."""
     if isinstance(data, Mapping):
         return TableSource([Columns("columns", dict(data))], "columns", encoding=encoding)
@@ -184,7 +187,7 @@ def open_tables(data: Any, encoding: Mapping[str, list[str]] | None = None) -> T
     return TableSource([open_columns(path)], path.name, encoding=encoding)
 
 
-def open_parquet(system: Any, path: str, encoding: Mapping[str, list[str]] | None = None) -> TableSource:
+def open_parquet(system: Any, path: str, encoding: Encoding = None) -> TableSource:
     """A source for a Parquet file, or a folder of them, on one of pyarrow's file systems."""
     from pyarrow.fs import FileSelector
 
