@@ -55,7 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         _end_soon_after_interrupt()
     try:
-        return _run(words[0], words[1:])
+        status = _run(words[0], words[1:])
+        if arguments is None:
+            _done()
+        return status
     except KeyboardInterrupt:
         if arguments is None:  # threads that still compute would keep the interpreter from ending
             _exit_interrupted()
@@ -149,6 +152,12 @@ def _end_soon_after_interrupt() -> None:
     threading.Thread(target=watch, daemon=True).start()
     sys.unraisablehook = unraisable
     _KEPT.append(signals)
+
+
+def _done() -> None:
+    """The command's work is over: Ctrl-C while the interpreter ends changes nothing."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 _KEPT: list[socket.socket] = []

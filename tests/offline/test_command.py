@@ -205,6 +205,8 @@ def test_an_interrupt_ends_at_once(files):
         begin = time.monotonic()
         process.send_signal(signal.SIGINT)
         error = process.communicate(timeout=20)[1].decode()
+        if process.returncode == 0:
+            continue  # it was done, and about to end
         assert process.returncode == 130
         assert "interrupted" in error
         assert "Traceback" not in error
