@@ -106,8 +106,10 @@ def evaluate(
 def _open(data: str, encoding: str | None) -> Any:
     from marginax.offline.sources import open_data
 
-    if encoding is None or encoding == "sorted":
-        return open_data(data, encoding)
+    if encoding is None:
+        return open_data(data)
+    if encoding == "sorted":
+        return open_data(data, "sorted")
     try:
         labels = json.loads(Path(encoding).read_text(encoding="utf-8"))
         fine = all(isinstance(label, str) for kind in ("state", "action") for label in labels.get(kind, []))
