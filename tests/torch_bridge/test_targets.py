@@ -19,7 +19,7 @@ from marginax import targets as ours
 torch = pytest.importorskip("torch", reason="PyTorch is no dependency of marginax")
 
 from marginax.torch import targets  # noqa: E402
-from marginax.torch.targets import _doubling, _loop  # noqa: E402
+from marginax.torch._recursion import _doubling, _loop  # noqa: E402
 
 NAMES = {
     "multi_step": ["q", "v_next", "rewards", "discounts", "traces"],

@@ -9,31 +9,16 @@ Arguments are tensors of one shape, or numbers that stand for all steps. All tar
 of its coefficients is in the documentation of `marginax.targets.recursion`.
 """
 
-import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marginax import _checks as checks
+from marginax.torch._recursion import recursion, shifted, torch, zero_where
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 else:
     Tensor = Any
-
-    class _Lazy:
-        """Imports PyTorch when its first attribute is read."""
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):  # what inspection asks for
-                raise AttributeError(name)
-            try:
-                import torch
-            except ImportError:
-                raise ImportError("marginax.torch needs PyTorch: pip install torch.") from None
-            return getattr(torch, name)
-
-    torch = _Lazy()
 
 __all__ = [
     "RandomTimes",
@@ -49,94 +34,6 @@ __all__ = [
     "traces_from_log_ratios",
     "vtrace",
 ]
-
-
-def _zero_where(mask: Tensor, tensor: Tensor) -> Tensor:
-    return torch.where(mask, torch.zeros_like(tensor), tensor)
-
-
-def _shifted(tensor: Tensor, dim: int = -1) -> Tensor:
-    """What the next step has; zero at the last step."""
-    later = tensor.narrow(dim, 1, tensor.shape[dim] - 1)
-    return torch.cat([later, torch.zeros_like(tensor.narrow(dim, 0, 1))], dim)
-
-
-def _loop(b: Tensor, a: Tensor, dim: int) -> Tensor:
-    """Step by step: best on a CPU, where the amount of work counts."""
-    y, found = torch.zeros_like(b.select(dim, 0)), []
-    for now, factor, closed in zip(
-        *(reversed(x.unbind(dim)) for x in (b, a, a == 0)),
-        strict=True,
-    ):
-        y = torch.addcmul(now, factor, y.masked_fill(closed, 0))
-        found.append(y)
-    return torch.stack(found[::-1], dim)
-
-
-def _doubling(b: Tensor, a: Tensor, dim: int) -> Tensor:
-    """In log₂ T rounds, of which each doubles the steps that `y` covers: best on a GPU."""
-    length, reach = b.shape[dim], 1
-    while reach < length:
-        (b_here, b_rest), (a_here, a_rest) = ((x.split([length - reach, reach], dim)) for x in (b, a))
-        b_later, a_later = (x.narrow(dim, reach, length - reach) for x in (b, a))
-        closed = a_here == 0
-        b = torch.cat([b_here + a_here * b_later.masked_fill(closed, 0), b_rest], dim)
-        a = torch.cat([a_here * a_later.masked_fill(closed, 0), torch.zeros_like(a_rest)], dim)
-        reach *= 2
-    return b
-
-
-@functools.cache
-def _function() -> Any:
-    """The recursion as a function that autograd knows, made when PyTorch is there."""
-
-    class Recursion(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, b: Tensor, a: Tensor, cut: Tensor, dim: int) -> Tensor:
-            y = (_doubling if b.is_cuda else _loop)(b, a, dim)
-            ctx.save_for_backward(a, cut, y)
-            ctx.dim = dim
-            return y
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-            (a, cut, y), dim = ctx.saved_tensors, ctx.dim
-            # For db the same recursion, forwards: db[t] = dy[t] + a[t-1] db[t-1].
-            db = Recursion.apply(
-                gradient.flip(dim), _shifted(a.flip(dim), dim), _shifted(cut.flip(dim), dim), dim
-            )
-            da = None
-            db = db.flip(dim)
-            if ctx.needs_input_grad[1]:
-                da = (db * _zero_where(cut.expand_as(y), _shifted(y, dim))).sum_to_size(a.shape)
-            return db, da, None, None
-
-    return Recursion
-
-
-def recursion(b: Tensor, a: Tensor, cut: Tensor | None = None, *, dim: int = -1) -> Tensor:
-    """Computes `y[t] = b[t] + a[t] y[t+1]` backwards from `y[T] = 0`, along one dimension.
-
-    Where `a` is zero nothing that follows is read, not even NaN. A loop over time on the CPU, log₂ T rounds on CUDA;
-    differentiable, any number of times.
-
-    Args:
-        b: any shape.
-        a: the same shape, or sizes of 1 instead, but for the dimension of time.
-        cut: where `a` is zero for good, because an episode ended there: the derivative with respect to such an `a[t]` is
-            zero. At any other zero it is `y[t+1]`.
-        dim: the dimension of time.
-
-    Returns:
-        y, of the shape of `b`.
-
-    >>> import torch
-    >>> recursion(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.5, 0.0, 9.0]))
-    tensor([2., 2., 4.])
-    """
-    dtype = torch.result_type(b, a)
-    cut = torch.zeros_like(a, dtype=torch.bool) if cut is None else cut
-    return _function().apply(b.to(dtype), a.to(dtype), cut, dim)
 
 
 class RandomTimes(NamedTuple):
@@ -195,7 +92,7 @@ class _Steps(NamedTuple):
 
     def kept(self, factor: Tensor) -> Tensor:
         """A factor of each step's error, with zeros in the padding."""
-        return factor if self.valid is None else _zero_where(~self.valid, factor)
+        return factor if self.valid is None else zero_where(~self.valid, factor)
 
     def result(self, target: Tensor) -> Tensor:
         target = target.movedim(-1, self.dim)
@@ -252,19 +149,19 @@ def _steps(
     kept = None
     if valid is not None:
         kept = _laid_out("valid", valid, flags, shape, dim).bool()
-        first, ahead, r, gamma = (_zero_where(~kept, x) for x in (first, ahead, r, gamma))
+        first, ahead, r, gamma = (zero_where(~kept, x) for x in (first, ahead, r, gamma))
     cut = ended = gamma == 0
     if truncated is not None:
         cut = cut | _laid_out("truncated", truncated, flags, shape, dim).bool()
     if kept is not None:
-        cut = cut | ~kept | ~_shifted(kept)
-    errors = r + gamma * _zero_where(ended, ahead) - first
+        cut = cut | ~kept | ~shifted(kept)
+    errors = r + gamma * zero_where(ended, ahead) - first
     if times is not None:
         stop = _laid_out("times.stop", times.stop, flags, shape, dim)
-        errors = _zero_where(~stop, errors / (1 - times.discount))
+        errors = zero_where(~stop, errors / (1 - times.discount))
         gamma = gamma / (times.discount or 1)
         cut = cut | stop
-    carry, ahead = _zero_where(cut, gamma), _zero_where(cut, ahead)
+    carry, ahead = zero_where(cut, gamma), zero_where(cut, ahead)
     return _Steps(first, ahead, errors, carry, cut, kept, shape, dim, stop_gradient)
 
 
@@ -314,8 +211,8 @@ def multi_step(
     tensor([1.6000, 1.0000])
     """
     steps = _steps(q, v_next, rewards, discounts, truncated, valid, times, dim, stop_gradient)
-    c = _shifted(steps.tensor("traces", traces))
-    return steps.target(steps.errors, steps.carry * _zero_where(steps.cut, c))
+    c = shifted(steps.tensor("traces", traces))
+    return steps.target(steps.errors, steps.carry * zero_where(steps.cut, c))
 
 
 def marginalized(
@@ -378,7 +275,7 @@ def vtrace(
     """
     steps = _steps(v, v_next, rewards, discounts, truncated, valid, times, dim, stop_gradient)
     c, rho = steps.tensor("traces", traces), steps.tensor("rhos", rhos)
-    return steps.target(steps.kept(rho) * steps.errors, steps.carry * _zero_where(steps.cut, c))
+    return steps.target(steps.kept(rho) * steps.errors, steps.carry * zero_where(steps.cut, c))
 
 
 def marginalized_vtrace(
@@ -420,11 +317,11 @@ def _marginalized(steps: _Steps, errors: Tensor, weights: Any) -> Tensor:
         wanted = f"{steps.shape} or {(*steps.shape, length)}"
         raise ValueError(f"weights must have shape {wanted} (the step last), but has shape {tuple(w.shape)}.")
     w = w.movedim(steps.dim if steps.dim >= 0 else steps.dim - 1, -2)
-    w = w if steps.valid is None else _zero_where(~steps.valid[..., None, :], w)
+    w = w if steps.valid is None else zero_where(~steps.valid[..., None, :], w)
     y = recursion(torch.diag_embed(errors), steps.carry[..., None], steps.cut[..., None], dim=-2)
     time, episode = torch.arange(length, device=w.device), steps.cut.cumsum(-1) - steps.cut.long()
     unreached = (time[:, None] > time) | (episode[..., :, None] != episode[..., None, :])
-    return steps.result(steps.values + (_zero_where(unreached, w) * y).sum(-1))
+    return steps.result(steps.values + (zero_where(unreached, w) * y).sum(-1))
 
 
 def peng(
@@ -450,7 +347,7 @@ def peng(
     tensor([2.2500, 3.0000])
     """
     steps = _steps(None, v_next, rewards, discounts, truncated, valid, None, dim, stop_gradient)
-    coefficients = steps.carry * _zero_where(steps.cut, _shifted(steps.tensor("traces", traces)))
+    coefficients = steps.carry * zero_where(steps.cut, shifted(steps.tensor("traces", traces)))
     return steps.target(steps.errors - coefficients * steps.v_next, coefficients)
 
 
@@ -479,9 +376,9 @@ def n_step(
     here = _steps(None, v_next, rewards, discounts, truncated, valid, None, dim, stop_gradient)
     last = here.cut.clone()
     last[..., -1] = True
-    target, bootstrap = here.errors, _zero_where(last, here.v_next)
+    target, bootstrap = here.errors, zero_where(last, here.v_next)
     for _ in range(min(checks.count("steps", steps), last.shape[-1]) - 1):
-        target = here.errors + here.carry * (_zero_where(last, _shifted(target)) - bootstrap)
+        target = here.errors + here.carry * (zero_where(last, shifted(target)) - bootstrap)
     return here.result(target)
 
 
