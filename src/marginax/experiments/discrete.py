@@ -11,6 +11,7 @@ import tyro
 
 from marginax import report
 from marginax._files import write_csv
+from marginax.deep.metrics import slug
 from marginax.experiments.runner import Arrays, Experiment, Part
 from marginax.statistics import bootstrap, interquartile_mean
 
@@ -149,11 +150,11 @@ class Discrete(Experiment):
         """What is trained, by the name of the part."""
         operators = {name: {"operator": name} for name in self.operators}
         out = {
-            f"{_slug(game)}-operators": self.population(game, operators, self.frames) for game in self.games
+            f"{slug(game)}-operators": self.population(game, operators, self.frames) for game in self.games
         }
         if self.ablation:
             quarter = self.population(self.ablation, self.variants(), self.frames // 4)
-            out[f"{_slug(self.ablation)}-ablation"] = quarter
+            out[f"{slug(self.ablation)}-ablation"] = quarter
         return out
 
     def parts(self) -> list[Part]:
@@ -171,11 +172,11 @@ class Discrete(Experiment):
         ]
 
     def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
-        found = {game: data[f"{_slug(game)}-operators"] for game in self.games}
+        found = {game: data[f"{slug(game)}-operators"] for game in self.games}
         self._draw(folder, found)
         tables = [self._table("Returns", game, arrays, self.operators) for game, arrays in found.items()]
         if self.ablation:
-            arrays = data[f"{_slug(self.ablation)}-ablation"]
+            arrays = data[f"{slug(self.ablation)}-ablation"]
             tables.append(self._table("Ablation", self.ablation, arrays, tuple(self.variants())))
         rows = [
             (game, operator, int(step), *map(float, (points.mean(), points.std(ddof=1))))
@@ -273,11 +274,6 @@ class Discrete(Experiment):
                     )
                 )
         return claims
-
-
-def _slug(game: str) -> str:
-    """A game's name in the name of a file."""
-    return game.replace("/", "-")
 
 
 def difference(x: np.ndarray, y: np.ndarray) -> float:

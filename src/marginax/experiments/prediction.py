@@ -13,6 +13,7 @@ import tyro
 
 from marginax import report
 from marginax._files import write_csv
+from marginax.deep.metrics import slug
 from marginax.deep.run_config import Sizes
 from marginax.experiments.runner import Arrays, Experiment, Part
 from marginax.statistics import Interval, bootstrap
@@ -127,7 +128,7 @@ class Prediction(Sizes, Experiment):
     def parts(self) -> list[Part]:
         return [
             Part(
-                game.replace("/", "-"),
+                slug(game),
                 {**self.settings(), "games": None, "decay": None, "clip": None, "game": game},
                 partial(self.compute, game),
                 cost=40.0,
@@ -195,7 +196,7 @@ class Prediction(Sizes, Experiment):
             yield truth, measured
 
     def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
-        found = {NAMES.get(game, game): data[game.replace("/", "-")] for game in self.games}
+        found = {NAMES.get(game, game): data[slug(game)] for game in self.games}
         results = _Results(self, found)
         results.draw(folder)
         results.write(folder)
