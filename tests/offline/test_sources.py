@@ -6,7 +6,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 
-from marginax.offline import Log, evaluate, open_data
+from marginax.offline import Log, evaluate, load_policy, open_data
 
 EPISODES = [
     {"states": [0, 1, 2], "actions": [0, 1, 1], "rewards": [0.0, 1.0, -1.0], "terminal": True},
@@ -91,6 +91,23 @@ def test_labels_of_a_csv_with_a_last_row_that_has_only_a_state(tmp_path):
     source = open_data(write(tmp_path, table, "csv"))
     assert source.encoding == {"state": ["a", "b", "c"], "action": ["go", "stop"]}
     same(source.read(), log())
+
+
+def test_what_numbers_labels_is_refused_until_their_order_is_said():
+    table = columns(step=None, state=list("abcbacc"), action=["go", "stop", "stop", "stop", "go", None, "go"])
+    pi, rows, taken = np.full((3, 2), 0.5), np.full((7, 2), 0.5), np.full(7, 0.5)
+    orders = {"state": ["c", "b", "a"], "action": ["go", "stop"]}
+    for given in (None, {"state": orders["state"]}):
+        source = open_data(table, given)
+        for policy in (pi, rows):
+            with pytest.raises(ValueError, match="actions, and the log has labels for them"):
+                load_policy(policy, source)
+        load_policy(taken, source)  # of the logged actions alone: no order to say
+    with pytest.raises(ValueError, match="the behaviour table numbers states and actions"):
+        evaluate(open_data(table), taken, behaviour=pi, discount=0.9)
+    for given in ("sorted", orders):
+        load_policy(pi, open_data(table, given))
+    assert open_data(table, orders).first().states[0] == 2
 
 
 def test_small_chunks_are_cut_between_episodes(tmp_path):

@@ -122,8 +122,10 @@ def load_policy(policy: Any, source: Source | None = None, kind: str | None = No
 
 def require_order(name: str, source: Source | None, *kinds: str) -> None:
     """Refuse what has an order of states or actions of its own, where the log has labels and nobody said in which order."""
-    unsaid = [kind for kind in kinds if source is not None and kind in source.unsaid]
-    if source is None or source.encoding is None or not unsaid:
+    if source is None or source.encoding is None:
+        return
+    unsaid = [kind for kind in kinds if kind in source.unsaid]
+    if not unsaid:
         return
     labels = source.encoding[unsaid[0]]
     shown = ", ".join(labels[:5]) + (", …" if len(labels) > 5 else "")
