@@ -34,6 +34,14 @@ def batch() -> replay.Sequences:
     return jax.tree.map(np.asarray, replay.sample(buffer, jax.random.key(1), batch=32, length=LENGTH))
 
 
+def test_networks_start_as_flax_starts_them():
+    network = observation_network((10, 10, 4), 3, (256,), key=jax.random.key(0))
+    for layers in (network.dense, network.filters):
+        for weight, bias in zip(layers.weights, layers.biases, strict=True):
+            assert not bias.any()
+            assert float(weight.var() * weight.shape[0]) == pytest.approx(1, rel=0.15)
+
+
 def agent(**settings):
     config = QConfig(hidden=(8,), batch_size=32, sequence_length=LENGTH, decay=0.8, clip=1.5, **settings)
     state = init(config, observation_shape=(2,), num_actions=ACTIONS, key=jax.random.key(0))
