@@ -163,6 +163,7 @@ class Actor:
         falling = 1 - (1 - last) * number / max(spec.epsilon_steps, 1)
         epsilon = np.where(number < spec.epsilon_steps, falling, last)
         epsilon[number < spec.random_steps] = 1.0
+        one_hot = np.eye(count)
 
         def choose(t: int, observation: np.ndarray) -> int:
             found = outputs(layers, observation)
@@ -172,8 +173,8 @@ class Actor:
                 within = (uniform[t] - epsilon[t]) / (1 - epsilon[t]) if epsilon[t] < 1 else 0.0
                 chosen = min(int(np.searchsorted(np.cumsum(pi), within, side="right")), count - 1)
             else:
-                chosen = int(np.argmax(found))
-                pi = np.eye(count)[chosen]
+                chosen = int(found.argmax())
+                pi = one_hot[chosen]
             action = int(drawn[t]) if uniform[t] < epsilon[t] else chosen
             out.actions[t] = action
             out.log_behaviour[t] = math.log(epsilon[t] / count + (1 - epsilon[t]) * pi[action])
