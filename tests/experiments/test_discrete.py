@@ -24,7 +24,7 @@ def made_up(groups: int, seeds: int, better: float) -> dict[str, np.ndarray]:
 
 def test_all_operators_of_a_game_are_one_program_and_only_the_operator_differs():
     parts = Discrete().parts()
-    assert len(parts) == 7  # six games and the ablation
+    assert len(parts) == 9  # six games, the ablation, and actor-critics on two games
     config = Discrete(games=("grid/catch",)).work()["grid-catch-operators"]
     assert config.on_device
     settings = [{**group.to_json(), "operator": ""} for group in config.groups.values()]

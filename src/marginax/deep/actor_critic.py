@@ -35,6 +35,7 @@ __all__ = [
     "draw",
     "init",
     "learn",
+    "observe",
     "rounds",
     "run_round",
     "targets",
@@ -122,6 +123,11 @@ def join(state: ActorCriticState, own: Paths | None) -> ActorCriticState:
     return replace(state, paths=own)
 
 
+def observe(state: ActorCriticState, rows: Array) -> ActorCriticState:
+    """The agent after it has met a block of transitions: the same."""
+    return state
+
+
 def policy(state: ActorCriticState) -> Float[Array, " n"]:
     """The logits' network as the vector of a perceptron: see `simulators.policy`."""
     dense = state.acting.as_perceptron()
@@ -143,7 +149,8 @@ def draw(config: ActorCriticConfig, buffer: Replay, keys: Array) -> tuple[Sequen
 
     def one(key: Array) -> Sequences:
         first, second = jax.random.split(key)
-        shape = {"length": config.length, "environments": config.environments}
+        shape: dict[str, Any] = {"length": config.length, "environments": config.environments}
+        shape["time_limits_end"] = config.time_limits_end
         parts = []
         if old:
             parts.append(replay.sample(buffer, first, batch=old, **shape))

@@ -67,6 +67,8 @@ class AgentConfig:
     """Steps between blocks of updates; a block has as many updates."""
     replay_size: int = 1_000_000
     """Transitions the replay buffer holds, rounded down to whole blocks; the oldest are overwritten first."""
+    time_limits_end: bool = False
+    """Whether a time limit counts as the end of an episode, after which nothing is earned; otherwise targets bootstrap there."""
     divergence_factor: float = 100.0
     """A seed ends when its mean |Q| exceeds this many times the largest |reward| met over 1 - γ."""
 
@@ -188,6 +190,19 @@ class TD3Config(AgentConfig):
     """Standard deviation of the noise on the target policy's actions."""
     noise_clip: float = 0.5
     """Largest absolute value of that noise."""
+    scale_observations: bool = False
+    """Whether the networks see observations less their running mean, over their standard deviation."""
+    time_feature: bool = False
+    """Whether an observation also says which share of the episode's time is left."""
+    layer_norm: bool = False
+    """Whether the critics normalise their hidden layers, which keeps values of actions never tried from growing."""
+    actor_scale: float = 1.0
+    """Factor of the first weights of the actor's last layer: small ones begin with actions near 0."""
+    saturation_penalty: float = 0.0
+    """Factor of the mean square of the actor's output before its tanh, added to its loss: it keeps actions from the
+    corners of the box while all values are still alike."""
+    actor_after: int = 0
+    """Updates of the critics before the actor's first."""
     policy_delay: int = 2
     """Updates of the critics for one update of the actor, the target networks and the TD weights: every such
     number of updates, counted from the first of the run, the last one moves them as well."""
@@ -198,9 +213,9 @@ class TD3Config(AgentConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("policy_delay", lambda x: x >= 1, "be at least 1")
-        for name in ("target_noise", "noise_clip"):
+        for name in ("target_noise", "noise_clip", "saturation_penalty", "actor_after"):
             self._require(name, lambda x: 0 <= x < math.inf, "be at least 0")
-        for name in ("act_noise", "trace_scale"):
+        for name in ("act_noise", "trace_scale", "actor_scale"):
             self._require(name, lambda x: 0 < x < math.inf, "be above 0")
         for name in ("polyak", "trace_temperature"):
             self._require(name, lambda x: 0 <= x <= 1, "lie in [0, 1]")

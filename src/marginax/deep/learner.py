@@ -199,7 +199,8 @@ class Plan:
                 state.rows, jnp.split(rows, len(self.configs)), self.capacities, strict=True
             )
         )
-        return state._replace(rows=written, added=state.added + self.block)
+        agents = jax.vmap(self.agent.observe)(state.agents, rows)
+        return state._replace(agents=agents, rows=written, added=state.added + self.block)
 
     def _material(self, config: AgentConfig, added: Array, rows: Array, key: Array) -> tuple[Any, Array]:
         """Batches and noise keys of a whole block of one agent, `[rounds, batches, …]`, drawn before the loop."""

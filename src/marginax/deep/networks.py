@@ -19,10 +19,12 @@ class MLP(eqx.Module):
     Attributes:
         weights: One matrix `[(copies,) inputs, outputs]` per layer.
         biases: One vector `[(copies,) 1, outputs]` per layer.
+        layer_norm: Whether every hidden layer is scaled to mean 0 and variance 1 over its units, before its ReLU.
     """
 
     weights: list[Float[Array, "..."]]
     biases: list[Float[Array, "..."]]
+    layer_norm: bool = eqx.field(static=True, default=False)
 
     def __init__(
         self,
@@ -33,7 +35,9 @@ class MLP(eqx.Module):
         key: Array,
         copies: int | None = None,
         normal: bool = False,
+        layer_norm: bool = False,
     ) -> None:
+        self.layer_norm = layer_norm
         sizes = [inputs, *hidden, outputs]
         keys = jax.random.split(key, (len(sizes) - 1, 2))
         lead = () if copies is None else (copies,)
@@ -53,7 +57,7 @@ class MLP(eqx.Module):
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             x = x @ weight + bias
             if i < len(self.weights) - 1:
-                x = jax.nn.relu(x)
+                x = jax.nn.relu(jax.nn.standardize(x, epsilon=1e-5) if self.layer_norm else x)
         return x
 
 
@@ -68,9 +72,9 @@ def act(actor: MLP, observations: Float[Array, "*batch n"]) -> Float[Array, "*ba
 Critics = MLP | tuple[MLP, MLP]
 
 
-def twins(inputs: int, hidden: Sequence[int], *, key: Array) -> Critics:
+def twins(inputs: int, hidden: Sequence[int], *, key: Array, layer_norm: bool = False) -> Critics:
     """Two critics: two networks on a CPU, one with a leading axis of 2 on an accelerator."""
-    both = MLP(inputs, 1, hidden, copies=2, key=key)
+    both = MLP(inputs, 1, hidden, copies=2, key=key, layer_norm=layer_norm)
     if jax.default_backend() != "cpu":
         return both
     first, second = (jax.tree.map(lambda x, i=i: x[i], both) for i in range(2))
@@ -94,6 +98,53 @@ def actor_vector(actor: MLP) -> Float[Array, " n"]:
     """The policy as one vector: layer by layer the weight in row order, then the bias (`simulators.policy`)."""
     layers = zip(actor.weights, actor.biases, strict=True)
     return jnp.concatenate([jnp.ravel(x) for layer in layers for x in layer])
+
+
+class Scaler(eqx.Module):
+    """Running mean and variance of observations, which scale what the networks see.
+
+    Attributes:
+        count: Observations so far.
+        mean: Of each entry.
+        squares: Sum of the squared deviations from the mean.
+
+    >>> scaler = Scaler.fresh(1).add(jnp.array([[1.0], [3.0]]))
+    >>> scaler(jnp.array([[3.0]]))
+    Array([[1.]], dtype=float32)
+    """
+
+    count: Float[Array, ""]
+    mean: Float[Array, " n"]
+    squares: Float[Array, " n"]
+
+    @classmethod
+    def fresh(cls, size: int) -> "Scaler":
+        """Nothing seen yet: scales nothing."""
+        return cls(jnp.zeros(()), jnp.zeros(size), jnp.zeros(size))
+
+    @property
+    def deviation(self) -> Float[Array, " n"]:
+        """Standard deviation of each entry, at least 0.01; 1 while nothing was seen."""
+        found = jnp.sqrt(self.squares / jnp.maximum(self.count, 1))
+        return jnp.where(self.count > 0, jnp.maximum(found, 0.01), 1.0)
+
+    def add(self, observations: Float[Array, "batch n"]) -> "Scaler":
+        """With more observations."""
+        new, count = len(observations), self.count + len(observations)
+        mean = jnp.mean(observations, axis=0)
+        shift = mean - self.mean
+        squares = jnp.sum((observations - mean) ** 2, axis=0) + shift**2 * self.count * new / count
+        return Scaler(count, self.mean + shift * new / count, self.squares + squares)
+
+    def __call__(self, observations: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        return (observations - self.mean) / self.deviation
+
+    def folded(self, network: MLP) -> MLP:
+        """The network on plain observations that equals `network` on scaled ones."""
+        weight = network.weights[0] / self.deviation[:, None]
+        bias = network.biases[0] - self.mean @ weight
+        both = ([weight, *network.weights[1:]], [bias, *network.biases[1:]])
+        return eqx.tree_at(lambda m: (m.weights, m.biases), network, both)
 
 
 class ObservationNetwork(eqx.Module):

@@ -78,8 +78,8 @@ class Population:
 
     def __init__(self, config: PopulationConfig, *, workers: int = 0, folder: Path | None = None) -> None:
         self.config, self.folder, self.step = config, folder, 0
-        probe = make(config.simulator, 0, allow_import=True)
-        check_actions(config.simulator, probe, discrete=config.first.discrete)
+        probe = make(config.played, 0, allow_import=True)
+        check_actions(config.played, probe, discrete=config.first.discrete)
         sizes: dict[str, Any] = {"observation_size": probe.observation_size, "action_size": probe.action_size}
         if config.first.discrete:
             sizes |= {"num_actions": probe.num_actions, "observation_shape": observation_shape(probe)}
@@ -87,7 +87,7 @@ class Population:
         probe.close()
         self.learners: list[Any] = list(_learners(config, sizes))
         specs = [
-            _spec(config.simulator, group, seed) for group in config.groups.values() for seed in config.seeds
+            _spec(config.played, group, seed) for group in config.groups.values() for seed in config.seeds
         ]
         self._layers: list[int] = self.learners[0].plan.layers
         self.pool: Any = (
@@ -322,7 +322,7 @@ class Population:
             return
         for vector, (label, seed) in zip(self._newest, self.config.agents, strict=True):
             scale = getattr(self.config.groups[label], "act_noise", 0.0)
-            policy = Policy(unpack(vector, self._layers), *self._bounds, scale, self.config.simulator)
+            policy = Policy(unpack(vector, self._layers), *self._bounds, scale, self.config.played)
             policy.save(self.folder / policy_name(label, seed))
         known = checkpoint.manifest(self.folder / CHECKPOINT) or {"files": []}
         files: dict[str, dict[str, Any]] = {}

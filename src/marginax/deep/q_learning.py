@@ -40,6 +40,7 @@ __all__ = [
     "init",
     "join",
     "learn",
+    "observe",
     "policy",
     "split",
     "targets",
@@ -93,6 +94,11 @@ def split(state: QState) -> tuple[QState, Estimator | None]:
 def join(state: QState, own: Estimator | None) -> QState:
     """The agent that `split` took apart."""
     return replace(state, estimator=own)
+
+
+def observe(state: QState, rows: Array) -> QState:
+    """The agent after it has met a block of transitions: the same."""
+    return state
 
 
 def policy(state: QState) -> Float[Array, " n"]:

@@ -8,6 +8,8 @@ So terminal steps, and the last steps of an episode, are starts like any other, 
 episode's end or the ring's write head.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -104,6 +106,7 @@ def sample(
     length: int,
     environments: int = 1,
     newest: int | None = None,
+    time_limits_end: bool = False,
 ) -> Sequences:
     """Draw sequences whose starts are uniform over the stored transitions.
 
@@ -114,6 +117,7 @@ def sample(
         length: Their length T, padding included.
         newest: Draw from so many starts alone: the last ones that have all their steps stored.
         environments: Simulators whose transitions are stored in turn: a sequence stays in one of them.
+        time_limits_end: Whether a time limit counts as the end of an episode, after which nothing is earned.
 
     Returns:
         Sequences with fields `[length, batch, ...]`.
@@ -130,20 +134,24 @@ def sample(
         first = jnp.maximum(buffer.added - environments * (length - 1) - count, first)
     starts = first + jax.random.randint(key, (batch,), 0, count)
     times = starts + environments * jnp.arange(length)[:, None]
-    return unpack(buffer.rows[times % capacity], times < buffer.added, buffer.observation_size)
+    rows, stored = buffer.rows[times % capacity], times < buffer.added
+    return unpack(rows, stored, buffer.observation_size, time_limits_end=time_limits_end)
 
 
 def draw(config: AgentConfig, buffer: Replay, keys: Array) -> tuple[Sequences, Array]:
     """The batches of a round, fields `[batches, T, batch, …]`, and the keys of their noise."""
     sample_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-    shape = {"batch": config.batch_size, "length": config.length}
-    return jax.vmap(lambda key: sample(buffer, key, environments=config.copies, **shape))(
-        sample_keys
-    ), noise_keys
+    what: dict[str, Any] = {"batch": config.batch_size, "length": config.length}
+    what |= {"environments": config.copies, "time_limits_end": config.time_limits_end}
+    return jax.vmap(lambda key: sample(buffer, key, **what))(sample_keys), noise_keys
 
 
 def unpack(
-    rows: Float[Array, "T batch width"], stored: Bool[Array, "T batch"], observation_size: int
+    rows: Float[Array, "T batch width"],
+    stored: Bool[Array, "T batch"],
+    observation_size: int,
+    *,
+    time_limits_end: bool = False,
 ) -> Sequences:
     """Rows of consecutive transitions as sequences, cut where the episode or what is stored ends.
 
@@ -151,9 +159,12 @@ def unpack(
         rows: Transitions, time first.
         stored: Whether a row is that of the transition which really followed.
         observation_size: Length of an observation.
+        time_limits_end: Whether a time limit counts as the end of an episode.
     """
     columns = Transitions(rows, observation_size)
     terminal = columns.terminated > 0
+    if time_limits_end:
+        terminal = terminal | (columns.truncated > 0)
     goes_on = ~terminal & ~(columns.truncated > 0)
     arrived = jnp.concatenate([jnp.ones_like(goes_on[:1]), jnp.cumprod(goes_on[:-1], 0, dtype=bool)])
     valid = arrived & stored

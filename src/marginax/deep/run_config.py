@@ -42,8 +42,8 @@ class PopulationConfig:
             raise ValueError(f"seeds must be different and not negative, got {list(self.seeds)}.")
         if self.episodes < 1:
             raise ValueError(f"episodes must be at least 1, got {self.episodes}.")
-        for name in ("kind", "update_every", "hidden", "copies"):
-            if len({getattr(config, name) for config in self.groups.values()}) > 1:
+        for name in ("kind", "update_every", "hidden", "copies", "time_feature"):
+            if len({getattr(config, name, None) for config in self.groups.values()}) > 1:
                 raise ValueError(f"{name} must be the same in all groups.")
         self._multiple("steps", self.steps)
         every = self.evaluate_every
@@ -82,6 +82,11 @@ class PopulationConfig:
     def on_device(self) -> bool:
         """Whether simulation and learning are one program: see `marginax.deep.accelerated`."""
         return self.first.discrete and self.simulator.startswith(("gymnax/", "grid/"))
+
+    @property
+    def played(self) -> str:
+        """The name of what is played: the simulator, with the time in its observations if the agents ask for it."""
+        return f"{self.simulator}+time" if getattr(self.first, "time_feature", False) else self.simulator
 
     def part(self, label: str, seed: int) -> "PopulationConfig":
         """The population of one agent alone."""

@@ -4,7 +4,7 @@ Updates come in rounds of `policy_delay`. The last of a round moves the actor, t
 so the target networks stay as they are within a round, and are evaluated once for all of its batches.
 
 A trainer (`marginax.deep.learner`) takes from an agent's module: `init`, `split` and `join` (what learns alike under
-every operator, and what belongs to one), `targets` and `learn` (the two halves of an update), `draw`, `rounds`,
+every operator, and what belongs to one), `observe` (new transitions), `targets` and `learn` (the two halves of an update), `draw`, `rounds`,
 `delayed_rounds` and `run_round` (its batches), `measure`, `METRICS` and `MEASURE_EVERY`, `policy` (the parameters that act)
 and `SHARED` (the settings that agents of one program must have in common).
 """
@@ -29,11 +29,14 @@ from marginax.deep.critic_targets import (
     init_estimator,
     summarise,
 )
-from marginax.deep.networks import MLP, Critics, act, actor_vector, first_twin, twins, value
+from marginax.deep.networks import MLP, Critics, Scaler, actor_vector, first_twin, twins, value
 from marginax.deep.replay import Replay, Sequences, draw
 from marginax.deep.weight_network import adam
 
-SHARED = ("hidden", "policy_delay", "batch_size", "learning_rate", "polyak", "update_every", "update_after")
+SHARED = (
+    *("hidden", "policy_delay", "batch_size", "learning_rate", "polyak", "update_every", "update_after"),
+    *("scale_observations", "layer_norm", "saturation_penalty", "actor_after"),
+)
 
 
 class TD3State(eqx.Module):
@@ -46,6 +49,7 @@ class TD3State(eqx.Module):
         target_critic: The critics, delayed.
         actor_optimiser: Adam's state for the actor.
         critic_optimiser: Adam's state for the critics.
+        scaler: What scales observations; None where they are taken as they are.
         estimator: The TD weights; None unless the operator is `marginalized`.
     """
 
@@ -55,6 +59,7 @@ class TD3State(eqx.Module):
     target_critic: Critics
     actor_optimiser: Any
     critic_optimiser: Any
+    scaler: Scaler | None
     estimator: Estimator | None
 
 
@@ -69,13 +74,15 @@ def init(config: TD3Config, *, observation_size: int, action_size: int, key: Arr
     actor_key, critic_key, weight_key = jax.random.split(key, 3)
     pair = observation_size + action_size
     actor = MLP(observation_size, action_size, config.hidden, key=actor_key)
-    critic = twins(pair, config.hidden, key=critic_key)
+    last = (actor.weights[-1] * config.actor_scale, actor.biases[-1] * config.actor_scale)
+    actor = eqx.tree_at(lambda m: (m.weights[-1], m.biases[-1]), actor, last)
+    critic = twins(pair, config.hidden, key=critic_key, layer_norm=config.layer_norm)
+    scaler = Scaler.fresh(observation_size) if config.scale_observations else None
     optimiser = optax.adam(config.learning_rate)
     estimator = init_estimator(config, observation_size, action_size, weight_key)
     copied_actor, copied_critic = jax.tree.map(jnp.copy, (actor, critic))  # so that both can be donated
-    return TD3State(
-        actor, critic, copied_actor, copied_critic, optimiser.init(actor), optimiser.init(critic), estimator
-    )
+    optimisers = (optimiser.init(actor), optimiser.init(critic))
+    return TD3State(actor, critic, copied_actor, copied_critic, *optimisers, scaler, estimator)
 
 
 def split(state: TD3State) -> tuple[TD3State, Estimator | None]:
@@ -89,14 +96,24 @@ def join(state: TD3State, own: Estimator | None) -> TD3State:
 
 
 def policy(state: TD3State) -> Float[Array, " n"]:
-    """The parameters that act, as one vector."""
-    return actor_vector(state.actor)
+    """The parameters that act, as one vector; observations need no scaling for it."""
+    return actor_vector(state.actor if state.scaler is None else state.scaler.folded(state.actor))
+
+
+def observe(state: TD3State, rows: Float[Array, "steps width"]) -> TD3State:
+    """The agent after it has met a block of transitions, packed as replay has them."""
+    if state.scaler is None:
+        return state
+    return replace(state, scaler=state.scaler.add(rows[:, : len(state.scaler.mean)]))
 
 
 def targets(
     config: TD3Config, state: TD3State, batches: Sequences, keys: Array, *, train: bool
 ) -> tuple[CriticTarget, Estimator | None, Float[Array, ""]]:
     """The half of an update that depends on the operator: see `critic_targets`. Reads only the delayed networks."""
+    if state.scaler is not None:
+        scaled = map(state.scaler, (batches.observations, batches.next_observations))
+        batches = replace(batches, **dict(zip(("observations", "next_observations"), scaled, strict=True)))
     networks = (state.target_actor, state.target_critic, state.estimator)
     return critic_targets(config, *networks, batches, keys, train=train)
 
@@ -127,8 +144,13 @@ def learn(
     state = replace(state, critic=critic, critic_optimiser=optimiser)
     if delayed:
         observations = pairs[:, : state.actor.weights[0].shape[0]]
-        slope = jax.grad(actor_loss)(state.actor, critic, observations)
-        actor, optimiser = adam(config.learning_rate, slope, state.actor_optimiser, state.actor)
+        slope = jax.grad(actor_loss)(state.actor, critic, observations, config.saturation_penalty)
+        moved = adam(config.learning_rate, slope, state.actor_optimiser, state.actor)
+        if config.actor_after:
+            waits = optax.tree.get(optimiser, "count") <= config.actor_after
+            stays = (state.actor, state.actor_optimiser)
+            moved = jax.tree.map(lambda old, new: jnp.where(waits, old, new), stays, moved)
+        actor, optimiser = moved
         state = replace(
             state,
             actor=actor,
@@ -147,9 +169,13 @@ def critic_loss(
     return jnp.sum(jnp.mean((values - target) ** 2, axis=-1)), values
 
 
-def actor_loss(actor: MLP, critic: Critics, observations: Float[Array, "batch n"]) -> Float[Array, ""]:
-    """Minus the first critic's mean value of the actor's own actions."""
-    return -jnp.mean(value(first_twin(critic), jnp.concatenate([observations, act(actor, observations)], -1)))
+def actor_loss(
+    actor: MLP, critic: Critics, observations: Float[Array, "batch n"], saturation_penalty: float = 0.0
+) -> Float[Array, ""]:
+    """Minus the first critic's mean value of the actor's own actions, plus the penalty of large outputs."""
+    raw = actor(observations)
+    values = value(first_twin(critic), jnp.concatenate([observations, jnp.tanh(raw)], -1))
+    return saturation_penalty * jnp.mean(raw**2) - jnp.mean(values)
 
 
 def update(

@@ -44,6 +44,20 @@ PRESETS: dict[str, dict[str, Any]] = {
     "marginalized-soft": {**_MARGINALIZED, "trace_temperature": 0.1},
     "marginalized-soft-all-steps": {**_ALL, "trace_temperature": 0.1},
     "marginalized-fenchel-power": {**_MARGINALIZED, "weights": "fenchel", "normalisation": "power"},
+    "retrace-clip-2": {"operator": "retrace", "clip": 2.0},
+    "marginalized-regression-clip-2": {**_MARGINALIZED, "clip": 2.0},
+    "marginalized-paths-clip-2": {**_MARGINALIZED, "weights": "paths", "clip": 2.0},
+    "scaled-observations": {"scale_observations": True},
+    "late-updates": {"update_after": 10_000},
+    "layer-norm": {"layer_norm": True},
+    "small-last-layer": {"actor_scale": 0.01},
+    "saturation-penalty": {"saturation_penalty": 0.01},
+    "late-actor": {"actor_after": 9_000},
+    "batch-256": {"batch_size": 256, "learning_rate": 3e-4},
+    "noise-0.2": {"act_noise": 0.2},
+    "time-feature": {"time_feature": True},
+    "time-limits-end": {"time_feature": True, "time_limits_end": True},
+    "discount-0.98": {"discount": 0.98},
 }
 """Operators by name: what each changes in the agent's settings. `-paper` is the form of the paper's experiments."""
 if TYPE_CHECKING:

@@ -16,12 +16,26 @@ from marginax.experiments.runner import Arrays, Experiment, Part
 from marginax.statistics import bootstrap, interquartile_mean
 
 if TYPE_CHECKING:
+    from marginax.deep.config import AgentConfig
     from marginax.deep.run_config import PopulationConfig
 
 MINATAR = tuple(f"gymnax/{name}-MinAtar" for name in ("Breakout", "SpaceInvaders", "Asterix", "Freeway"))
 GRIDS = ("grid/four-rooms", "grid/noisy-catch")
 OPERATORS = ("one-step", "n-step", "peng", "tree-backup", "retrace", "marginalized")
 KEPT = ("error_variance", "error_variance_retrace", "weight_mean", "effective_length", "train_return")
+ACTOR_CRITICS: dict[str, dict[str, Any]] = {
+    "vtrace, no replay": {"operator": "vtrace", "replay_share": 0.0},
+    **{
+        f"{operator}, {share:.0%} replay, c̄ = {clip:g}": {
+            "operator": operator,
+            "replay_share": share,
+            "clip": clip,
+        }
+        for share, clip in ((0.5, 1.0), (0.875, 1.0), (0.875, 2.0))
+        for operator in ("vtrace", "marginalized")
+    },
+}
+"""Actor-critics that are compared, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +77,8 @@ class Discrete(Experiment):
     """Transitions of a replay buffer."""
     ablation: str = "gymnax/Asterix-MinAtar"
     """The game on which c̄, λ, the length and both policies are varied, for a quarter of the frames; empty: none."""
+    actor_critic: tuple[str, ...] = MINATAR[:2]
+    """Games on which V-trace and marginalized V-trace are compared, with growing shares of replayed data."""
 
     def __post_init__(self) -> None:
         if not self.games or not self.operators:
@@ -89,14 +105,14 @@ class Discrete(Experiment):
             "replay_size": 8_192,
             "operators": ("one-step", "retrace", "marginalized"),
         }
-        return dataclasses.replace(self, games=("grid/noisy-catch",), ablation="", evaluations=8, **small)
+        small |= {"games": ("grid/noisy-catch",), "ablation": "", "actor_critic": (), "evaluations": 8}
+        return dataclasses.replace(self, **small)
 
     def population(
         self, game: str, variants: Mapping[str, Mapping[str, Any]], frames: int
     ) -> "PopulationConfig":
         """What is trained on a game: each variant of the settings with every seed, in one program."""
         from marginax.deep.config import QConfig
-        from marginax.deep.run_config import PopulationConfig
 
         common = QConfig(
             weights="paths",
@@ -120,6 +136,13 @@ class Discrete(Experiment):
             epsilon=self.epsilon,
             epsilon_steps=frames // 10,
         )
+        return self._population(game, common, variants, frames)
+
+    def _population(
+        self, game: str, common: "AgentConfig", variants: Mapping[str, Mapping[str, Any]], frames: int
+    ) -> "PopulationConfig":
+        from marginax.deep.run_config import PopulationConfig
+
         return PopulationConfig(
             simulator=game,
             groups={name: dataclasses.replace(common, **changes) for name, changes in variants.items()},
@@ -128,6 +151,27 @@ class Discrete(Experiment):
             evaluate_every=frames // self.evaluations,
             episodes=self.episodes,
         )
+
+    def actor_critics(self, game: str) -> "PopulationConfig":
+        """Actor-critics on a game: each share of replayed data with both operators."""
+        from marginax.deep.config import ActorCriticConfig
+
+        copies, length = 32, 16
+        common = ActorCriticConfig(
+            path_power=2.0,
+            weight_learning_rate=3e-4,
+            discount=self.discount,
+            hidden=(self.hidden,),
+            learning_rate=5e-4,
+            environments=copies,
+            sequence_length=length,
+            update_every=copies * length,
+            block_updates=8,
+            batch_size=32,
+            update_after=copies * length,
+            replay_size=self.replay_size,
+        )
+        return self._population(game, common, ACTOR_CRITICS, self.frames)
 
     def variants(self) -> dict[str, dict[str, Any]]:
         """Settings of the ablation, by name."""
@@ -140,10 +184,19 @@ class Discrete(Experiment):
         credit |= {f", c̄ = {clip:g}": {"clip": clip} for clip in (1.0, 4.0)}
         credit |= {f", λ = {decay:g}": {"decay": decay} for decay in (0.7, 1.0)}
         credit |= {f", T = {length}": {"sequence_length": length} for length in (4, 16)}
+        # What is left of long targets where nothing is corrected, or nothing needs to be.
+        plain: dict[str, dict[str, Any]] = {f", T = {n}": {"sequence_length": n} for n in (8, 4, 2)}
+        plain[", ε = 0.02"] = {"epsilon": 0.02}
+        changed = {
+            "one-step": behaviour,
+            "retrace": {**behaviour, **credit, ", π = μ": {"target_epsilon": self.epsilon}},
+            "marginalized": behaviour | credit,
+            "peng": plain,
+        }
         return {
             f"{operator}{name}": {"operator": operator, **changes}
-            for operator in ("one-step", "retrace", "marginalized")
-            for name, changes in (behaviour if operator == "one-step" else behaviour | credit).items()
+            for operator, each in changed.items()
+            for name, changes in each.items()
         }
 
     def work(self) -> "dict[str, PopulationConfig]":
@@ -155,7 +208,7 @@ class Discrete(Experiment):
         if self.ablation:
             quarter = self.population(self.ablation, self.variants(), self.frames // 4)
             out[f"{slug(self.ablation)}-ablation"] = quarter
-        return out
+        return out | {f"{slug(game)}-actor-critic": self.actor_critics(game) for game in self.actor_critic}
 
     def parts(self) -> list[Part]:
         return [
@@ -178,6 +231,9 @@ class Discrete(Experiment):
         if self.ablation:
             arrays = data[f"{slug(self.ablation)}-ablation"]
             tables.append(self._table("Ablation", self.ablation, arrays, tuple(self.variants())))
+        for game in self.actor_critic:
+            arrays = data[f"{slug(game)}-actor-critic"]
+            tables.append(self._table("Actor-critic", game, arrays, tuple(ACTOR_CRITICS)))
         rows = [
             (game, operator, int(step), *map(float, (points.mean(), points.std(ddof=1))))
             for game, arrays in found.items()
@@ -237,7 +293,7 @@ class Discrete(Experiment):
             for values in (returns[:, -1], returns.mean(1)):
                 band = bootstrap(values, interquartile_mean)
                 cells.append(f"{float(interquartile_mean(values)):.2f} [{band.low:.2f}, {band.high:.2f}]")
-            rows.append((name, *cells, *(f"{float(np.nanmean(x)):.3g}" for x in (spread, credit))))
+            rows.append((name, *cells, *map(_mean, (spread, credit))))
         note = f"{arrays['return'].shape[1]} seeds, {int(arrays['steps'][-1]):,} steps; interquartile means with 95% intervals."
         return report.Table(f"{title}: {game}", columns, tuple(rows), note)
 
@@ -276,6 +332,12 @@ class Discrete(Experiment):
         return claims
 
 
+def _mean(values: np.ndarray) -> str:
+    """Of the numbers there are."""
+    known = values[~np.isnan(values)]
+    return f"{float(known.mean()):.3g}" if len(known) else ""
+
+
 def difference(x: np.ndarray, y: np.ndarray) -> float:
     """Of two interquartile means: returns of games cross zero, so no ratio."""
     return float(interquartile_mean(x)) - float(interquartile_mean(y))
@@ -309,7 +371,7 @@ def as_arrays(config: "PopulationConfig", lines: list[dict[str, Any]]) -> Arrays
     by = {(line["operator"], line["seed"], line["step"]): line for line in lines}
 
     def column(name: str) -> np.ndarray:
-        values = [[[by[g, s, t][name] for t in steps] for s in config.seeds] for g in config.groups]
+        values = [[[by[g, s, t].get(name) for t in steps] for s in config.seeds] for g in config.groups]
         return np.array(values, np.float64)  # None becomes NaN
 
     return {"steps": np.array(steps), **{name: column(name) for name in ("return", *KEPT)}}

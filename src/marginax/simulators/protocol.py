@@ -62,6 +62,56 @@ class Simulator(Protocol):
         """Free what the simulator holds."""
 
 
+class TimeFeature:
+    """A simulator whose observations end with the share of the episode's time that is left, from 1 to 0.
+
+    See [`Simulator`][marginax.simulators.Simulator]. It is made by a name with `+time` at its end.
+
+    >>> from marginax.simulators import make
+    >>> simulator = make("Pendulum-v1+time", seed=0)
+    >>> float(simulator.reset()[-1]), round(float(simulator.step(np.zeros(1))[0][-1]), 4)
+    (1.0, 0.995)
+    """
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.simulator, self._step = simulator, 0
+        self.observation_size = simulator.observation_size + 1
+        self.num_actions, self.action_size = simulator.num_actions, simulator.action_size
+        self.action_low, self.action_high = simulator.action_low, simulator.action_high
+        self.time_limit = simulator.time_limit
+
+    def _with_time(self, observation: np.ndarray) -> np.ndarray:
+        return np.append(observation, np.float32(1 - self._step / self.time_limit))
+
+    def reset(self) -> np.ndarray:
+        """Start an episode."""
+        self._step = 0
+        return self._with_time(self.simulator.reset())
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
+        """Apply an action."""
+        observation, reward, terminated, truncated = self.simulator.step(action)
+        self._step += 1
+        return self._with_time(observation), reward, terminated, truncated
+
+    def get_state(self) -> dict[str, Any]:
+        """The whole state, with the steps of the episode."""
+        return {**self.simulator.get_state(), "time_feature_step": self._step}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from what `get_state` returned."""
+        self._step = int(state["time_feature_step"])
+        self.simulator.set_state({k: v for k, v in state.items() if k != "time_feature_step"})
+
+    def render(self) -> np.ndarray:
+        """The simulator's own picture."""
+        return self.simulator.render()
+
+    def close(self) -> None:
+        """Free what the simulator holds."""
+        self.simulator.close()
+
+
 def optional_import(module: str, name: str, *, extra: str = "control") -> ModuleType:
     """Import a package that only some simulators need, or say which extra brings it."""
     import importlib

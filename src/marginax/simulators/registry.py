@@ -13,7 +13,7 @@ from marginax.simulators.accelerated import HostSimulator
 from marginax.simulators.dm_control import SuiteSimulator
 from marginax.simulators.gymnasium import GymnasiumSimulator, pybullet_id, resumes_exactly
 from marginax.simulators.mujoco_tasks import mujoco_task
-from marginax.simulators.protocol import Simulator
+from marginax.simulators.protocol import Simulator, TimeFeature
 
 
 def make(name: str, seed: int, *, allow_import: bool = False, render: bool = False) -> Simulator:
@@ -28,6 +28,7 @@ def make(name: str, seed: int, *, allow_import: bool = False, render: bool = Fal
     | `grid/catch`, `grid/four-rooms` | small games of our own, likewise |
     | `module:Id` | an environment of your own: `module` is imported, and registers `Id` with Gymnasium |
     | any other name | a Gymnasium id with one-dimensional box observations, and box or discrete actions |
+    | any of these with `+time` at its end | the same, and the share of the episode's time that is left in the observation |
 
     Args:
         name: One of the names above.
@@ -54,6 +55,9 @@ def make(name: str, seed: int, *, allow_import: bool = False, render: bool = Fal
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
         raise ValueError(f"seed must be a non-negative integer, got {seed!r}")
     seed = int(seed)
+    if name.endswith("+time"):
+        plain = make(name.removesuffix("+time"), seed, allow_import=allow_import, render=render)
+        return TimeFeature(plain)
     if ":" in name:
         if not allow_import:
             raise ValueError(

@@ -1,0 +1,154 @@
+"""The options of TD3, each against the formula it stands for."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from marginax.deep import replay, td3
+from marginax.deep.config import TD3Config
+from marginax.deep.networks import MLP, Scaler, actor_vector
+from marginax.deep.run_config import PopulationConfig
+from marginax.simulators import make
+from marginax.simulators.policy import act, unpack
+from reference.episodes import filled, sample, transitions
+
+SIZES = {"observation_size": 2, "action_size": 1}
+SMALL = {"hidden": (8, 8), "batch_size": 16}
+update = jax.jit(td3.update, static_argnames=("config", "delayed"))
+
+
+def agent(config: TD3Config) -> td3.TD3State:
+    return td3.init(config, **SIZES, key=jax.random.key(0))
+
+
+def batch_of(config: TD3Config) -> replay.Sequences:
+    return sample(filled(transitions(5, 40), 31), jax.random.key(2), batch=16, length=config.length)
+
+
+def test_the_scaler_has_the_mean_and_deviation_of_everything_it_met():
+    rows = np.random.default_rng(0).normal(3.0, [1.0, 20.0, 0.0], (70, 3)).astype(np.float32)
+    scaler = Scaler.fresh(3)
+    np.testing.assert_array_equal(scaler(jnp.asarray(rows)), rows)  # nothing seen: nothing scaled
+    for part in np.split(rows, [1, 20, 45]):
+        scaler = scaler.add(jnp.asarray(part))
+    np.testing.assert_allclose(scaler.mean, rows.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(scaler.deviation[:2], rows.std(0)[:2], rtol=1e-5)
+    assert scaler.deviation[2] == pytest.approx(0.01)  # a constant is not blown up
+
+
+def test_the_policy_that_acts_needs_no_scaling():
+    rows = np.random.default_rng(1).normal(5.0, 3.0, (50, 2)).astype(np.float32)
+    config = TD3Config(scale_observations=True, **SMALL)
+    block = replay.pack(rows, np.zeros((50, 1)), *(np.zeros(50) for _ in range(4)), rows)
+    state = td3.observe(agent(config), jnp.asarray(block))
+    layers = unpack(np.asarray(td3.policy(state)), [2, 8, 8, 1])
+    expected = jnp.tanh(state.actor(jnp.asarray((rows - rows.mean(0)) / rows.std(0))))
+    np.testing.assert_allclose(act(layers, rows), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("operator", ["one-step", "marginalized"])
+def test_learning_with_scaled_observations_is_learning_from_a_scaled_batch(operator):
+    plain = TD3Config(operator=operator, sequence_length=3, **SMALL)
+    scaling = dataclasses.replace(plain, scale_observations=True)
+    scaler = Scaler.fresh(2).add(jnp.array([[1.0, -2.0], [3.0, 5.0], [0.0, 1.0]]))
+    batch, key = batch_of(plain), jax.random.key(1)
+    scaled = dataclasses.replace(
+        batch,
+        observations=scaler(batch.observations),
+        next_observations=scaler(batch.next_observations),
+    )
+    state = dataclasses.replace(agent(scaling), scaler=scaler)
+    one, first = update(scaling, state, batch, key, delayed=True)
+    other, second = update(plain, agent(plain), scaled, key, delayed=True)
+    np.testing.assert_allclose(actor_vector(one.actor), actor_vector(other.actor), rtol=1e-5, atol=1e-6)
+    assert float(first.critic_loss) == pytest.approx(float(second.critic_loss), rel=1e-4)
+
+
+def test_layer_norm_scales_every_hidden_layer_before_its_relu():
+    network = MLP(2, 1, (8, 8), key=jax.random.key(0), layer_norm=True)
+    x = np.array([[0.3, -1.2], [2.0, 0.1]])
+    for weight, bias in list(zip(network.weights, network.biases, strict=True))[:-1]:
+        x = x @ np.asarray(weight) + np.asarray(bias)
+        x = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+        x = np.maximum(x, 0)
+    expected = x @ np.asarray(network.weights[-1]) + np.asarray(network.biases[-1])
+    found = network(jnp.array([[0.3, -1.2], [2.0, 0.1]]))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    critic = agent(TD3Config(layer_norm=True, **SMALL)).critic
+    assert all(part.layer_norm for part in (critic if isinstance(critic, tuple) else (critic,)))
+
+
+def test_a_small_last_layer_begins_with_small_actions():
+    large, small = (agent(TD3Config(actor_scale=scale, **SMALL)).actor for scale in (1.0, 0.01))
+    np.testing.assert_allclose(small.weights[-1], 0.01 * large.weights[-1], rtol=1e-6)
+    np.testing.assert_allclose(small.biases[-1], 0.01 * large.biases[-1], rtol=1e-6)
+    np.testing.assert_array_equal(small.weights[0], large.weights[0])
+
+
+def test_the_penalty_is_the_mean_square_before_the_tanh():
+    state, observations = agent(TD3Config(**SMALL)), batch_of(TD3Config(**SMALL)).observations[0]
+    loss = partial(td3.actor_loss, state.actor, state.critic, observations)
+    raw = np.asarray(state.actor(observations))
+    assert float(loss(0.5) - loss()) == pytest.approx(0.5 * float((raw**2).mean()), rel=1e-4)
+
+
+def test_the_actor_waits_and_then_moves():
+    config = TD3Config(actor_after=2, **SMALL)
+    state, batch = agent(config), batch_of(config)
+    first = actor_vector(state.actor)
+    moved = []
+    for i in range(3):
+        state, _ = update(config, state, batch, jax.random.key(i), delayed=True)
+        moved.append(bool(jnp.any(actor_vector(state.actor) != first)))
+    assert moved == [False, False, True]
+
+
+def test_a_time_limit_counts_as_the_end_only_if_asked():
+    rows = replay.pack(np.zeros((2, 1)), np.zeros((2, 1)), [1, 1], [0, 0], [0, 1], [0, 0], np.ones((2, 1)))
+    buffer = replay.add(replay.empty(2, 1, 1), rows)
+    for ends in (False, True):
+        found = replay.sample(buffer, jax.random.key(0), batch=32, length=2, time_limits_end=ends)
+        last = np.asarray(found.valid) & (np.cumsum(found.valid, 0) == np.sum(found.valid, 0))
+        np.testing.assert_array_equal(found.terminal[last], ends)
+        np.testing.assert_array_equal(found.truncated[last], not ends)
+
+
+def test_a_simulator_with_time_tells_what_is_left_and_resumes_exactly():
+    simulator, plain = make("Pendulum-v1+time", 3), make("Pendulum-v1", 3)
+    assert simulator.observation_size == plain.observation_size + 1
+    observation, other = simulator.reset(), plain.reset()
+    for t in range(5):
+        np.testing.assert_array_equal(observation, [*other, np.float32(1 - t / 200)])
+        (observation, *rest), (other, *expected) = (
+            simulator.step(np.full(1, 0.5)),
+            plain.step(np.full(1, 0.5)),
+        )
+        assert rest == expected
+    again = make("Pendulum-v1+time", 4)
+    again.set_state(simulator.get_state())
+    np.testing.assert_array_equal(again.step(np.ones(1))[0], simulator.step(np.ones(1))[0])
+
+
+def test_all_agents_of_a_population_see_the_time_or_none():
+    groups = {"a": TD3Config(**SMALL), "b": TD3Config(time_feature=True, **SMALL)}
+    with pytest.raises(ValueError, match="time_feature must be the same"):
+        PopulationConfig(simulator="Pendulum-v1", groups=groups, steps=100)
+    alone = PopulationConfig(simulator="Pendulum-v1", groups={"b": groups["b"]}, steps=100)
+    assert alone.played == "Pendulum-v1+time"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("actor_scale", 0.0, "actor_scale must be above 0"),
+        ("saturation_penalty", -1.0, "saturation_penalty must be at least 0"),
+        ("actor_after", -1, "actor_after must be at least 0"),
+    ],
+)
+def test_bad_options_are_named(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        TD3Config(**{name: value})
