@@ -16,6 +16,7 @@ NAMES = [
     "mujoco/walker-run",
     "pybullet/HalfCheetah",
     "pybullet/Ant",
+    "pybullet/InvertedPendulumSwingup",
     "Pendulum-v1",
     "HalfCheetah-v5",
 ]

@@ -14,6 +14,7 @@ from marginax.simulators.dm_control import SuiteSimulator
 from marginax.simulators.gymnasium import GymnasiumSimulator, pybullet_id, resumes_exactly
 from marginax.simulators.mujoco_tasks import mujoco_task
 from marginax.simulators.protocol import Simulator, TimeFeature
+from marginax.simulators.pybullet_tasks import TASKS as PYBULLET_TASKS
 
 
 def make(name: str, seed: int, *, allow_import: bool = False, render: bool = False) -> Simulator:
@@ -71,6 +72,8 @@ def make(name: str, seed: int, *, allow_import: bool = False, render: bool = Fal
         return SuiteSimulator(task, seed, render=render)
     if family == "mujoco" and task:
         return mujoco_task(task, seed, render=render)
+    if family == "pybullet" and task in PYBULLET_TASKS:
+        return PYBULLET_TASKS[task](seed, render=render)
     if family in ("gymnax", "grid") and task:
         return HostSimulator(name, seed)
     return GymnasiumSimulator(
