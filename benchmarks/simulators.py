@@ -1,4 +1,4 @@
-"""Steps per second of every simulator on one core, and of the bare MuJoCo loop beside dm_control.
+"""Steps per second of every simulator on one core: MuJoCo alone beside dm_control, PyBullet alone beside Gymnasium.
 
 python benchmarks/simulators.py
 """
@@ -8,15 +8,16 @@ import time
 
 import numpy as np
 
-from marginax.simulators import make
+from marginax.simulators import Simulator, make
+from marginax.simulators.gymnasium import GymnasiumSimulator, pybullet_id
 
 PAIRS = [("dm_control/cheetah-run", "mujoco/cheetah-run"), ("dm_control/walker-run", "mujoco/walker-run")]
-OTHERS = ["HalfCheetah-v5", "pybullet/HalfCheetah", "pybullet/Ant", "Pendulum-v1"]
+PYBULLET = ["HalfCheetah", "Ant", "Hopper", "Walker2D"]
+OTHERS = ["HalfCheetah-v5", "Pendulum-v1"]
 
 
-def rate(name: str, steps: int, repeats: int = 3) -> float:
-    """The best of some runs: steps per second under random actions, resets included."""
-    simulator = make(name, 0)
+def rate(simulator: Simulator, steps: int, repeats: int = 3) -> float:
+    """The best of some runs: steps per second of CPU time under random actions, resets included."""
     simulator.reset()
     draw = np.random.default_rng(0).uniform
     actions = draw(simulator.action_low, simulator.action_high, (steps, simulator.action_size)).astype(
@@ -24,13 +25,32 @@ def rate(name: str, steps: int, repeats: int = 3) -> float:
     )
     best = 0.0
     for _ in range(repeats):
-        begun = time.perf_counter()
+        begun = time.process_time()
         for action in actions:
             *_, terminated, truncated = simulator.step(action)
             if terminated or truncated:
                 simulator.reset()
-        best = max(best, steps / (time.perf_counter() - begun))
+        best = max(best, steps / (time.process_time() - begun))
     simulator.close()
+    return best
+
+
+def bare_rate(task: str, steps: int, repeats: int = 3) -> float:
+    """What a PyBullet task would reach if nothing but `stepSimulation` took time, on the same states."""
+    best = 0.0
+    for _ in range(repeats):
+        simulator, spent = make(f"pybullet/{task}", 0), 0.0
+        simulate = simulator._simulate
+
+        def timed(simulate=simulate) -> None:
+            nonlocal spent
+            begun = time.process_time()
+            simulate()
+            spent += time.process_time() - begun
+
+        simulator._simulate = timed
+        rate(simulator, steps, repeats=1)
+        best = max(best, steps / spent)
     return best
 
 
@@ -40,10 +60,20 @@ def main() -> None:
     steps = parser.parse_args().steps
     print("| simulator | steps/s | against dm_control |\n|---|---|---|")
     for theirs, ours in PAIRS:
-        base, bare = rate(theirs, steps), rate(ours, steps)
+        base, bare = rate(make(theirs, 0), steps), rate(make(ours, 0), steps)
         print(f"| `{theirs}` | {base:,.0f} | 1 |\n| `{ours}` | {bare:,.0f} | {bare / base:.1f} |", flush=True)
     for name in OTHERS:
-        print(f"| `{name}` | {rate(name, steps):,.0f} | |", flush=True)
+        print(f"| `{name}` | {rate(make(name, 0), steps):,.0f} | |", flush=True)
+    print(
+        "\n| simulator | Gymnasium's, steps/s | ours | ratio | `stepSimulation` alone |\n|---|---|---|---|---|"
+    )
+    for task in PYBULLET:
+        theirs = rate(GymnasiumSimulator(pybullet_id(task), 0), steps)
+        ours, bare = rate(make(f"pybullet/{task}", 0), steps), bare_rate(task, steps)
+        print(
+            f"| `pybullet/{task}` | {theirs:,.0f} | {ours:,.0f} | {ours / theirs:.1f} | {bare:,.0f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
