@@ -1,9 +1,9 @@
 """PyBullet's walking tasks on PyBullet alone: HalfCheetah, Ant, Hopper, Walker2D.
 
 Equal to `pybullet_envs_gymnasium` step by step: the same models (from `pybullet_data`), the same calls that change
-the simulation, in the same order, and the same rewards with their oddities. What is left out is a query for each
-joint and each part, some forty in a step, and the wrappers. Neither gymnasium nor pybullet_envs_gymnasium need be
-installed.
+the simulation, in the same order, and the same rewards with their oddities. What is left out is a call for each joint
+and each part (forty in a step of HalfCheetah, here five) and the wrappers. Neither gymnasium nor
+pybullet_envs_gymnasium need be installed.
 
 NumPy computes what it computes there (sums, dot products, sines), because other functions round differently.
 """

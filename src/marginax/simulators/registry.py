@@ -24,7 +24,7 @@ def make(name: str, seed: int, *, allow_import: bool = False, render: bool = Fal
     |---|---|
     | `dm_control/cheetah-run`, `dm_control/reacher-easy`, … | the DeepMind control suite, any `domain-task` |
     | `mujoco/cheetah-run`, `mujoco/walker-run`, … | some of these tasks on MuJoCo alone, equal and faster |
-    | `pybullet/HalfCheetah`, `pybullet/Ant`, … | PyBullet's locomotion tasks |
+    | `pybullet/HalfCheetah`, `pybullet/Ant`, … | PyBullet's tasks; those that walk on PyBullet alone, equal and faster |
     | `gymnax/CartPole-v1`, `gymnax/Breakout-MinAtar`, … | gymnax, one step at a time; see [`make_accelerated`][marginax.simulators.make_accelerated] |
     | `grid/catch`, `grid/four-rooms` | small games of our own, likewise |
     | `module:Id` | an environment of your own: `module` is imported, and registers `Id` with Gymnasium |
