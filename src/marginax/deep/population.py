@@ -13,8 +13,9 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -168,21 +169,22 @@ class Population:
                     break
             self.timing.wall += time.perf_counter() - begun
             return
-        previous: tuple[Transitions, Future] | None = None
+        previous: tuple[Transitions, Callable[[], tuple]] | None = None
         with ThreadPoolExecutor(1) as fetcher:
             self.pool.start(self.step // self.config.block, self._acting)
             while not self.finished:
                 t0 = time.perf_counter()
                 transitions = self.pool.finish()
                 t1 = time.perf_counter()
-                handles = self._dispatch(transitions.rows)
-                current = (transitions, fetcher.submit(_fetch, handles, time.perf_counter()))
+                fetch = partial(_fetch, self._dispatch(transitions.rows), time.perf_counter())
                 self.step += self.config.block
-                if self.config.overlap and previous is not None:
-                    self._take(*previous, self.step - self.config.block)
-                elif not self.config.overlap:
-                    self._take(*current, self.step)
-                previous = current if self.config.overlap else None
+                if self.config.overlap:
+                    current = (transitions, fetcher.submit(fetch).result)
+                    if previous is not None:
+                        self._take(*previous, self.step - self.config.block)
+                    previous = current
+                else:
+                    self._take(transitions, fetch, self.step)
                 # With overlap: those before this block's updates, which have only begun.
                 self._acting = self._newest
                 self.timing.simulating += t1 - t0
@@ -232,10 +234,10 @@ class Population:
             start = stop
         return handles
 
-    def _take(self, transitions: Transitions, updates: Future, step: int) -> None:
+    def _take(self, transitions: Transitions, updates: Callable[[], tuple], step: int) -> None:
         """Take in a block that ends after `step` steps, and its updates: together, whenever a checkpoint may be due."""
         self._watch(transitions, step - self.config.block)
-        self._receive(updates.result(), step)
+        self._receive(updates(), step)
 
     def _watch(self, transitions: Transitions, start: int) -> None:
         """Episode returns, the largest reward, and nothing that is not a number."""
@@ -270,9 +272,9 @@ class Population:
             reached, largest = size[agent], self._largest_reward[agent]
             reason = f"the mean of |Q| reached {reached:.3g}, far above the {bound:.3g} that rewards up to {largest:.3g} allow,"
             self._fail(int(agent), step, reason)
-        failed = np.isin(np.arange(len(vectors)), list(self.failures))
-        # A failed agent keeps its last policy.
-        self._newest = np.where(failed[:, None], self._newest, vectors)
+        failed = list(self.failures)  # they keep their last policies
+        vectors[failed] = self._newest[failed]
+        self._newest = vectors
         for learned, row in zip(self._learned, metrics.tolist(), strict=True):
             learned.append(row)
         if step % (self.config.evaluate_every or step) == 0 or step == self.config.steps:
