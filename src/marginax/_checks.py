@@ -149,6 +149,17 @@ def choice(name: str, value: str, choices: Iterable[str]) -> str:
     raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}{hint}")
 
 
+def last_given(words: Sequence[str], flag: str, default: str) -> str:
+    """Returns the word after the last ``flag`` (or after ``flag=``) of a command line that is yet to be parsed."""
+    found = [default]
+    for i, word in enumerate(words):
+        if word.startswith(f"{flag}="):
+            found.append(word.partition("=")[2])
+        elif word == flag and i + 1 < len(words):
+            found.append(words[i + 1])
+    return found[-1]
+
+
 def ratio(pi: FloatArray, mu: FloatArray) -> FloatArray:
     """Returns π/μ, zero where both are zero; raises where π has support and μ has none."""
     missing = (mu == 0.0) & (pi > 0.0)

@@ -152,3 +152,21 @@ def test_all_agents_of_a_population_see_the_time_or_none():
 def test_bad_options_are_named(name, value, message):
     with pytest.raises(ValueError, match=message):
         TD3Config(**{name: value})
+
+
+def test_presets_are_settings_by_name():
+    assert TD3Config.preset("default") == TD3Config()
+    spinning_up = TD3Config.preset("spinning-up")
+    # From Spinning Up's documentation of td3_pytorch.
+    published = {"discount": 0.99, "polyak": 0.995, "learning_rate": 1e-3, "batch_size": 100}
+    published |= {"update_after": 1000, "update_every": 50, "act_noise": 0.1, "target_noise": 0.2}
+    published |= {"noise_clip": 0.5, "policy_delay": 2, "replay_size": 1_000_000, "hidden": (256, 256)}
+    assert {name: getattr(spinning_up, name) for name in published} == published
+    assert not (spinning_up.scale_observations or spinning_up.layer_norm or spinning_up.saturation_penalty)
+    paper = TD3Config.preset("paper", operator="marginalized")
+    # Appendix: batches of 100, Adam at 1e-3, 1e-4 for the weights, λ = 0.7, T = 0.1, networks of [x, a].
+    found = (paper.batch_size, paper.learning_rate, paper.weight_learning_rate, paper.decay)
+    assert found == (100, 1e-3, 1e-4, 0.7)
+    assert (paper.normalisation, paper.normalisation_power, paper.start_conditioned) == ("power", 0.1, False)
+    with pytest.raises(ValueError, match="preset must be one of default, spinning-up, paper, got 'tonic'"):
+        TD3Config.preset("tonic")

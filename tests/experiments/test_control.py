@@ -1,5 +1,6 @@
 """Figure 3's command at toy size: resuming, what is written, and verdicts that follow from the data."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from marginax.cli import main
 from marginax.deep.config import TD3Config
 from marginax.deep.curves import Curve, curves_of
-from marginax.experiments.control import PRESETS, Control, seconds
+from marginax.experiments.control import CHANGES, Control, seconds
 from marginax.experiments.control_report import claims
 
 TOY = ["reproduce", "control", "--tasks", "Pendulum-v1", "--operators", "one-step", "marginalized-length-2"]
@@ -45,7 +46,7 @@ def test_stopped_at_its_time_limit_it_carries_on(tmp_path, capsys):
 
 
 def test_every_preset_is_an_agent():
-    for name, settings in PRESETS.items():
+    for name, settings in CHANGES.items():
         assert TD3Config(**settings).length in (1, 2, 5, 10), name
     paper = Control(operators=("marginalized-paper",)).population("Pendulum-v1").groups["marginalized-paper"]
     assert (paper.weights, paper.normalisation, paper.samples_a_step) == ("saddle-point", "power", False)
@@ -108,3 +109,24 @@ def test_runs_of_other_lengths_and_seeds_are_compared_where_they_overlap():
     long = [{**r, "return": 1000.0} if r["seed"] == 0 or r["step"] == 20 else r for r in long]
     made = claims("task", curves_of("task", [*long, *short]))
     np.testing.assert_allclose([c.effect for c in made], 0.5)
+
+
+def test_a_preset_is_where_the_settings_start(tmp_path):
+    ours = Control.starting(["--preset", "default", "--steps", "100"])
+    assert (ours.preset, ours.agent) == ("default", TD3Config())
+    assert "--preset default" in ours.command
+    assert Control.starting([]) == Control()
+    assert Control().agent == TD3Config.preset("spinning-up")
+    changed = dataclasses.replace(ours, agent=dataclasses.replace(ours.agent, act_noise=0.3))
+    assert changed.command.endswith("--preset default --agent.act-noise 0.3")
+    with pytest.raises(ValueError, match="--preset must be one of"):
+        Control.starting(["--preset=none"])
+
+
+@pytest.mark.parametrize("preset", ["default", "spinning-up", "paper"])
+def test_an_operator_means_the_same_in_every_preset(preset):
+    control = Control.starting([f"--preset={preset}"])
+    control = dataclasses.replace(control, operators=("marginalized-regression", "marginalized-paper"))
+    groups = control.population("Pendulum-v1").groups
+    forms = [(group.weights, group.normalisation) for group in groups.values()]
+    assert forms == [("regression", "none"), ("saddle-point", "power")]

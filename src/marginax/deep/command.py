@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from marginax._checks import choice
+from marginax._checks import choice, last_given
 from marginax._files import check_writable
-from marginax.deep.config import CONFIGS, AgentConfig
+from marginax.deep.config import CONFIGS, TD3_PRESETS, AgentConfig, TD3Config
 from marginax.deep.metrics import METRICS
 from marginax.deep.run_config import PopulationConfig
 
@@ -23,17 +23,19 @@ def train(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
 
     The agent is the one that `--agent` names; without it, TD3 or Q-learning, as the task's actions need.
     """
-    named = [word.partition("=")[2] for word in words if word.startswith("--agent=")]
-    named += [words[i + 1] for i, word in enumerate(words[:-1]) if word == "--agent"]
+    named = last_given(words, "--agent", "")
     if named:
-        kind = choice("--agent", named[-1], list(CONFIGS))
+        kind = choice("--agent", named, list(CONFIGS))
     else:
         task = next(
             (w for i, w in enumerate(words) if w[:1] != "-" and (i == 0 or words[i - 1][:2] != "--")), None
         )
         kind = fitting(task) if task else "td3"
     settings = CONFIGS[kind]
-    default = settings()
+    start = choice("--preset", last_given(words, "--preset", "default"), TD3_PRESETS)
+    if start != "default" and kind != TD3Config.kind:
+        raise ValueError(f"--preset must be 'default' for the agent {kind!r}, got {start!r}")
+    default = settings() if start == "default" else TD3Config.preset(start)
 
     def train(
         task: tyro.conf.Positional[str],
@@ -49,6 +51,7 @@ def train(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
         overlap: bool = False,
         track: bool = False,
         agent: Annotated[str, tyro.conf.arg(name="agent", metavar="|".join(CONFIGS))] = kind,
+        preset: Annotated[str, tyro.conf.arg(metavar="|".join(TD3_PRESETS))] = start,
         settings: Annotated[settings, tyro.conf.arg(name="")] = default,  # type: ignore[valid-type]
     ) -> None:
         """Train agents whose critic target is any operator of this library.
@@ -70,6 +73,7 @@ def train(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
             overlap: Simulate while learning, with policies that are one block old.
             track: Send the metrics to Weights & Biases as well, one run for each agent (`pip install wandb`).
             agent: The agent.
+            preset: Where the settings of TD3 start, before the flags below: our defaults, Spinning Up's, or the paper's.
             settings: Settings of the agent.
         """
         options = {"checkpoint_minutes": checkpoint_minutes, "workers": workers}

@@ -6,6 +6,8 @@ import typing
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
+from marginax._checks import choice
+
 Operator = Literal["one-step", "n-step", "retrace", "retrace-paper", "marginalized"]
 DiscreteOperator = Literal["one-step", "n-step", "peng", "tree-backup", "retrace", "marginalized"]
 ValueOperator = Literal["vtrace", "marginalized"]
@@ -210,6 +212,15 @@ class TD3Config(AgentConfig):
     kind: ClassVar[str] = "td3"
     discrete: ClassVar[bool] = False
 
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> "TD3Config":
+        """The settings of a preset of `TD3_PRESETS`, and what is changed in them.
+
+        >>> TD3Config.preset("spinning-up", operator="retrace").batch_size
+        100
+        """
+        return cls(**{**TD3_PRESETS[choice("preset", name, TD3_PRESETS)], **changes})
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("policy_delay", lambda x: x >= 1, "be at least 1")
@@ -238,6 +249,28 @@ class TD3Config(AgentConfig):
     def policy_scale(self) -> float:
         """Standard deviation of π around the actor's output."""
         return self.act_noise if self.trace_scale is None else self.trace_scale
+
+
+_SPINNING_UP: dict[str, Any] = {
+    "scale_observations": False,
+    "layer_norm": False,
+    "saturation_penalty": 0.0,
+    "batch_size": 100,
+    "learning_rate": 1e-3,
+}
+TD3_PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "spinning-up": _SPINNING_UP,
+    "paper": {
+        **_SPINNING_UP,
+        "weights": "saddle-point",
+        "weight_critic_penalty": 0.0,
+        "start_conditioned": False,
+        "normalisation": "power",
+    },
+}
+"""Settings of TD3 by name, as changes of the defaults. The paper's agent is Spinning Up's, with TD weights of the pair
+alone from the saddle point, raised to a power and divided by their mean."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,7 +92,7 @@ def reproduce(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
     if name == "all":
         return "marginax reproduce [EXPERIMENT]", _reproduce_all, rest
     kind = load(name)
-    default = kind()
+    default = kind.starting(rest)
 
     def one(
         experiment: Annotated[kind, tyro.conf.arg(name="")] = default,  # type: ignore[valid-type]

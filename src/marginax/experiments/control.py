@@ -4,14 +4,15 @@ import dataclasses
 import hashlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
 from marginax import report
-from marginax.deep.config import TD3Config
+from marginax._checks import choice, last_given
+from marginax.deep.config import TD3_PRESETS, TD3Config
 from marginax.deep.run_config import PopulationConfig
 from marginax.engine import Engine
 from marginax.experiments.runner import Arrays, Experiment, Part
@@ -21,9 +22,15 @@ if TYPE_CHECKING:
 
 TASKS = ("mujoco/cheetah-run", "mujoco/walker-run", "pybullet/HalfCheetah", "pybullet/Ant")
 """The four tasks of Figure 3."""
-_MARGINALIZED = {"operator": "marginalized"}
+_MARGINALIZED = {
+    "operator": "marginalized",
+    "weights": "regression",
+    "normalisation": "none",
+    "start_conditioned": True,
+    "weight_critic_penalty": 1.0,
+}
 _ALL = {**_MARGINALIZED, "target_steps": "all"}
-PRESETS: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, dict[str, Any]] = {
     "one-step": {"operator": "one-step"},
     "n-step": {"operator": "n-step"},
     "retrace": {"operator": "retrace"},
@@ -61,9 +68,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Operators by name: what each changes in the agent's settings. `-paper` is the form of the paper's experiments."""
 if TYPE_CHECKING:
-    Preset = str
+    Name = str
 else:
-    Preset = Literal[tuple(PRESETS)]
+    Name = Literal[tuple(CHANGES)]
 OPERATORS = ("one-step", "retrace-paper", "retrace", "marginalized-paper", "marginalized-regression")
 
 
@@ -80,7 +87,7 @@ class Control(Experiment):
     seeds: Annotated[int, tyro.conf.Suppress] = 5
     tasks: tuple[str, ...] = TASKS
     """Simulators by name."""
-    operators: tuple[Preset, ...] = OPERATORS
+    operators: tuple[Name, ...] = OPERATORS
     """Operators by name; `-paper` is the form of the paper's experiments."""
     steps: int = 1_000_000
     """Environment steps of each agent."""
@@ -88,7 +95,10 @@ class Control(Experiment):
     """Steps between evaluations."""
     episodes: int = 5
     """Episodes of an evaluation."""
-    agent: TD3Config = TD3Config()  # noqa: RUF009
+    preset: str = "spinning-up"
+    """Where the agent's settings start: `spinning-up`, which the paper's agent is built on (its TD weights are those of
+    the operators `-paper`), or `default`, our own."""
+    agent: TD3Config = TD3Config.preset("spinning-up")  # noqa: RUF009
     """Settings of the agent under all operators."""
     time_limit: str = ""
     """Such as 9m or 1.5h: stop cleanly, with checkpoints, before this time is over."""
@@ -103,9 +113,10 @@ class Control(Experiment):
         for name in self.operators:
             if self.operators.count(name) > 1:
                 raise ValueError(f"operators must be different, got {name!r} twice.")
-            if name not in PRESETS:
-                raise ValueError(f"operators must be of {', '.join(PRESETS)}, got {name!r}.")
-        if (self.agent.operator, self.agent.weights) != (TD3Config().operator, TD3Config().weights):
+            if name not in CHANGES:
+                raise ValueError(f"operators must be of {', '.join(CHANGES)}, got {name!r}.")
+        start = TD3Config.preset(self.preset)
+        if (self.agent.operator, self.agent.weights) != (start.operator, start.weights):
             raise ValueError("agent.operator and agent.weights cannot be set here: use --operators.")
         if self.seeds < 1 or not self.tasks:
             raise ValueError(f"seeds and tasks must not be empty, got {self.seeds} and {list(self.tasks)}.")
@@ -113,6 +124,12 @@ class Control(Experiment):
             raise ValueError(f"checkpoint-minutes must be above 0, got {self.checkpoint_minutes}.")
         if self.time_limit:
             seconds(self.time_limit)
+
+    @classmethod
+    def starting(cls, words: Sequence[str]) -> "Control":
+        """With the agent of the preset that is asked for."""
+        preset = choice("--preset", last_given(words, "--preset", cls.preset), TD3_PRESETS)
+        return cls(preset=preset, agent=TD3Config.preset(preset))
 
     def quick(self) -> "Control":
         """Pendulum with small networks: a few minutes on two cores."""
@@ -139,8 +156,11 @@ class Control(Experiment):
         for name in ("evaluate_every", "episodes"):
             if getattr(self, name) != getattr(Control, name):
                 words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
+        if self.preset != Control.preset:
+            words += ["--preset", self.preset]
+        start = TD3Config.preset(self.preset).to_json()
         for name, value in self.agent.to_json().items():
-            if value != TD3Config().to_json()[name]:
+            if value != start[name]:
                 text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
                 words += [f"--agent.{name.replace('_', '-')}", text]
         return " ".join(words)
@@ -150,7 +170,7 @@ class Control(Experiment):
         common = dataclasses.replace(self.agent, discount=self.discount)
         return PopulationConfig(
             simulator=task,
-            groups={name: dataclasses.replace(common, **PRESETS[name]) for name in self.operators},
+            groups={name: dataclasses.replace(common, **CHANGES[name]) for name in self.operators},
             seeds=tuple(range(self.seed, self.seed + self.seeds)),
             steps=self.steps,
             evaluate_every=self.evaluate_every,
@@ -226,7 +246,7 @@ class Control(Experiment):
             if not tasks[task]:
                 raise ValueError(f"there are no metrics of {task} in {str(place)!r}.")
             spent += run_seconds(place)
-        return control_report.section(self.name, folder, tasks, spent)
+        return control_report.section(self.name, folder, tasks, spent, self.preset)
 
 
 def seconds(text: str) -> float:

@@ -14,7 +14,7 @@ _SPINNING_UP = 120  # steps/s of Spinning Up's TD3 on cheetah-run
 Tasks = Mapping[str, Mapping[str, Curve]]
 
 
-def section(name: str, folder: Path, tasks: Tasks, seconds: float) -> report.Section:
+def section(name: str, folder: Path, tasks: Tasks, seconds: float, preset: str) -> report.Section:
     """Write the figures and data of all tasks into a folder, and say what they show."""
     draw([curve for found in tasks.values() for curve in found.values()], folder, name)
     draw_finals(tasks, folder, f"{name}-final")
@@ -30,7 +30,8 @@ def section(name: str, folder: Path, tasks: Tasks, seconds: float) -> report.Sec
         name,
         "Deep reinforcement learning (Figure 3)",
         text=(
-            "TD3 with the critic target of each operator; interquartile means over seeds with 95% bootstrap intervals. "
+            f"TD3 with the settings `{preset}` and the critic target of each operator; interquartile means over seeds "
+            "with 95% bootstrap intervals. "
             "The final return is the mean over the last tenth of a run. A seed fails when it diverges or ends below "
             "a tenth of one-step's median.",
             f"One seed after another at the {_SPINNING_UP} steps/s of Spinning Up's TD3 these runs take "

@@ -169,7 +169,7 @@ class Discrete(Experiment):
             block_updates=8,
             batch_size=32,
             update_after=copies * length,
-            replay_size=self.replay_size,
+            replay_size=self.replay_size // 4,
         )
         return self._population(game, common, ACTOR_CRITICS, self.frames)
 

@@ -84,6 +84,11 @@ class Experiment(abc.ABC):
     seed: Annotated[int, tyro.conf.Suppress] = 0
     discount: Annotated[float, tyro.conf.Suppress] = 0.99
 
+    @classmethod
+    def starting(cls, words: Sequence[str]) -> "Experiment":
+        """The experiment before the flags among the words of a command are applied."""
+        return cls()
+
     def quick(self) -> "Experiment":
         """The same experiment at a size for a first look."""
         return dataclasses.replace(self, seeds=min(self.seeds, 10))
