@@ -1,7 +1,7 @@
-"""Write the tables and figures of `docs/control.md` from the metrics in `docs/data`, or check that the tables agree.
+"""Write the tables and figures of `docs/control.md` and `docs/baseline.md` from the metrics in `docs/data`, or check them.
 
     python benchmarks/control_tables.py            # write them
-    python benchmarks/control_tables.py --check    # exit with 1 if the page says something else
+    python benchmarks/control_tables.py --check    # exit with 1 if a page says something else
 
 Each table stands between `<!-- table NAME -->` and `<!-- end -->`. Metrics come from `marginax reproduce control`, with
 the commands that the page names; columns are those of its `metrics.jsonl`.
@@ -23,7 +23,8 @@ from marginax.experiments.control_report import draw_finals, gain, table, varian
 from marginax.statistics import bootstrap
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, DATA = ROOT / "docs" / "control.md", ROOT / "docs" / "data"
+DOCS = ROOT / "docs"
+DATA = DOCS / "data"
 Rows = list[tuple[str, ...]]
 
 
@@ -35,6 +36,22 @@ def curves(name: str) -> dict[str, Curve]:
             {k: v if k == "operator" else float(v) for k, v in row.items()} for row in csv.DictReader(file)
         ]
     return curves_of(name, lines)
+
+
+@cache
+def baseline(run: str) -> dict[str, Curve]:
+    """The curves of a run of `baseline.csv`, by settings (and by operator where it is another than one-step)."""
+    with (DATA / "baseline.csv").open(newline="") as file:
+        lines = [
+            {
+                "operator": row["settings"]
+                + ("" if row["operator"] == "one-step" else f", {row['operator']}"),
+                **{k: float(row[k]) for k in ("seed", "step", "return")},
+            }
+            for row in csv.DictReader(file)
+            if row["run"] == run
+        ]
+    return curves_of(run, lines)
 
 
 def until(curve: Curve, steps: int) -> Curve:
@@ -151,23 +168,69 @@ def pybullet() -> Rows:
     return rows
 
 
+def options(run: str) -> Rows:
+    """What every option brings by itself."""
+    found = baseline(run)
+    base = found["spinning-up"]
+    rows: Rows = [("changed", "final return", "worst seed", "area", "area against spinning-up")]
+    for label, curve in sorted(
+        found.items(), key=lambda item: (item[0] != "spinning-up", -item[1].area.mean())
+    ):
+        other = "" if curve is base else against(curve, base, "area")
+        rows.append((label, returns(curve.final), f"{curve.final.min():,.0f}", returns(curve.area), other))
+    return rows
+
+
+def combinations() -> Rows:
+    """Settings together, beside Spinning Up's at the same steps and what others publish."""
+    before = {
+        "cheetah-run": "cheetah-run-1M",
+        "walker-run": "walker-run-1M",
+        "HalfCheetah": "pybullet-HalfCheetah-1M",
+        "Ant": "pybullet-Ant",
+    }
+    published = {
+        "cheetah-run": "870 (716 to 888) at 1M, Tonic",
+        "walker-run": "651 at 500,000, Tonic",
+        "HalfCheetah": "2,774 ± 35 at 1M, Stable-Baselines3",
+        "Ant": "3,305 ± 43 at 1M, Stable-Baselines3",
+    }
+    rows: Rows = [
+        ("task", "settings", "seeds", "steps", "final return", "worst seed", "spinning-up", "published")
+    ]
+    for task, file in before.items():
+        for label, curve in baseline(task).items():
+            steps = int(curve.steps[-1])
+            old = until(curves(file)["one-step"], steps)
+            cells = (returns(curve.final), f"{curve.final.min():,.0f}", returns(old.final))
+            rows.append((task, label, str(len(curve.seeds)), f"{steps:,}", *cells, published[task]))
+    return rows
+
+
 def _order(label: str) -> tuple[int, str]:
     first = ("one-step", "n-step", "retrace", "retrace-paper", "retrace-soft", "marginalized-regression")
     return (first.index(label) if label in first else len(first), label)
 
 
-TABLES: dict[str, Callable[[], Rows]] = {
-    **{f.__name__: f for f in (results, comparisons, precision, ablation, pybullet)},
-    **{name: partial(sooner, name) for name in ("pendulum", "clip-2-pendulum", "clip-2-double-pendulum")},
+PAGES: dict[str, dict[str, Callable[[], Rows]]] = {
+    "control.md": {
+        **{f.__name__: f for f in (results, comparisons, precision, ablation, pybullet)},
+        **{name: partial(sooner, name) for name in ("pendulum", "clip-2-pendulum", "clip-2-double-pendulum")},
+    },
+    "baseline.md": {
+        "cheetah-run": partial(options, "cheetah-run options"),
+        "walker-run": partial(options, "walker-run options"),
+        "combinations": combinations,
+    },
 }
 
 
-def write(text: str) -> str:
-    """The page with its tables as the data have them."""
-    for name, rows in ((name, make()) for name, make in TABLES.items()):
+def write(page: str, text: str) -> str:
+    """A page with its tables as the data have them."""
+    for name, rows in ((name, make()) for name, make in PAGES[page].items()):
         start, end = f"<!-- table {name} -->\n", "<!-- end -->"
         if start not in text:
-            raise ValueError(f"{PAGE.name} has no place for the table {name!r}.")
+            raise ValueError(f"{page} has no place for the table {name!r}.")
         before, _, rest = text.partition(start)
         lines = [f"| {' | '.join(row)} |" for row in rows]
         lines.insert(1, "|" + "---|" * len(rows[0]))
@@ -202,14 +265,14 @@ def figures() -> None:
 
 def main(check: bool = False) -> None:
     """Write the tables and figures, or only check the tables."""
-    old = PAGE.read_text()
-    new = write(old)
-    if check:
-        sys.exit(
-            0 if old == new else f"{PAGE} does not say what docs/data say: run benchmarks/control_tables.py"
-        )
-    PAGE.write_text(new)
-    figures()
+    for page in PAGES:
+        old = (DOCS / page).read_text()
+        new = write(page, old)
+        if check and old != new:
+            sys.exit(f"{page} does not say what docs/data say: run benchmarks/control_tables.py")
+        (DOCS / page).write_text(new)
+    if not check:
+        figures()
 
 
 if __name__ == "__main__":

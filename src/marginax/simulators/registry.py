@@ -99,7 +99,7 @@ def observation_shape(simulator: Simulator) -> tuple[int, ...]:
 @lru_cache(maxsize=64)
 def warn_if_resume_differs(name: str, allow_import: bool = False) -> None:
     """Try a checkpoint of a Gymnasium environment, once per name, and warn if its state cannot be captured."""
-    maker = partial(make, allow_import=allow_import)
+    maker, name = partial(make, allow_import=allow_import), name.removesuffix("+time")
     probe = maker(name, 0)
     probe.close()
     if isinstance(probe, GymnasiumSimulator) and not resumes_exactly(name, maker):
