@@ -146,3 +146,16 @@ def test_play_imports_nothing_that_a_file_names(tmp_path, monkeypatch, capsys):
     assert "give --simulator evil:Pendulum-v1" in capsys.readouterr().err
     assert not (tmp_path / "sprung").exists()
     assert load_policy("evil.npz").simulator == "evil:Pendulum-v1"
+
+
+def test_a_preset_gives_the_settings_that_flags_change(monkeypatch):
+    seen = []
+    monkeypatch.setattr("marginax.deep.command._train", lambda settings, *_, **__: seen.append(settings))
+    words = ["train", "Pendulum-v1", "--out", "x", "--preset=paper", "--batch-size", "7"]
+    assert main(words) == 0
+    assert seen == [TD3Config.preset("paper", batch_size=7)]
+
+
+def test_a_preset_of_td3_is_refused_for_other_agents(capsys):
+    assert main(["train", "CartPole-v1", "--out", "x", "--preset", "paper"]) == 2
+    assert "--preset must be 'default' for the agent 'q-learning', got 'paper'" in capsys.readouterr().err

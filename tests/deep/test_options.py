@@ -11,6 +11,8 @@ import pytest
 from marginax.deep import replay, td3
 from marginax.deep.config import TD3Config
 from marginax.deep.networks import MLP, Scaler, actor_vector
+from marginax.deep.policy import load_policy
+from marginax.deep.population import Population
 from marginax.deep.run_config import PopulationConfig
 from marginax.simulators import make
 from marginax.simulators.policy import act, unpack
@@ -50,9 +52,19 @@ def test_the_policy_that_acts_needs_no_scaling():
     np.testing.assert_allclose(act(layers, rows), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("operator", ["one-step", "marginalized"])
-def test_learning_with_scaled_observations_is_learning_from_a_scaled_batch(operator):
-    plain = TD3Config(operator=operator, sequence_length=3, **SMALL)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"operator": "one-step"},
+        {"operator": "retrace"},
+        {"operator": "marginalized"},
+        {"operator": "marginalized", "weights": "saddle-point"},
+        {"operator": "marginalized", "weights": "paths"},
+    ],
+    ids=lambda settings: "-".join(settings.values()),
+)
+def test_learning_with_scaled_observations_is_learning_from_a_scaled_batch(settings):
+    plain = TD3Config(sequence_length=3, **settings, **SMALL)
     scaling = dataclasses.replace(plain, scale_observations=True)
     scaler = Scaler.fresh(2).add(jnp.array([[1.0, -2.0], [3.0, 5.0], [0.0, 1.0]]))
     batch, key = batch_of(plain), jax.random.key(1)
@@ -64,7 +76,9 @@ def test_learning_with_scaled_observations_is_learning_from_a_scaled_batch(opera
     state = dataclasses.replace(agent(scaling), scaler=scaler)
     one, first = update(scaling, state, batch, key, delayed=True)
     other, second = update(plain, agent(plain), scaled, key, delayed=True)
-    np.testing.assert_allclose(actor_vector(one.actor), actor_vector(other.actor), rtol=1e-5, atol=1e-6)
+    for name in ("actor", "critic", "estimator"):
+        for a, b in zip(*(jax.tree.leaves(getattr(each, name)) for each in (one, other)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert float(first.critic_loss) == pytest.approx(float(second.critic_loss), rel=1e-4)
 
 
@@ -78,6 +92,10 @@ def test_layer_norm_scales_every_hidden_layer_before_its_relu():
     expected = x @ np.asarray(network.weights[-1]) + np.asarray(network.biases[-1])
     found = network(jnp.array([[0.3, -1.2], [2.0, 0.1]]))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    both = MLP(2, 1, (8, 8), key=jax.random.key(1), layer_norm=True, copies=2)  # as on an accelerator
+    for i, values in enumerate(both(jnp.array([[0.3, -1.2], [2.0, 0.1]]))):
+        one = jax.tree.map(lambda x, i=i: x[i], both)
+        np.testing.assert_allclose(one(jnp.array([[0.3, -1.2], [2.0, 0.1]])), values, rtol=1e-5)
     critic = agent(TD3Config(layer_norm=True, **SMALL)).critic
     assert all(part.layer_norm for part in (critic if isinstance(critic, tuple) else (critic,)))
 
@@ -139,6 +157,39 @@ def test_all_agents_of_a_population_see_the_time_or_none():
         PopulationConfig(simulator="Pendulum-v1", groups=groups, steps=100)
     alone = PopulationConfig(simulator="Pendulum-v1", groups={"b": groups["b"]}, steps=100)
     assert alone.played == "Pendulum-v1+time"
+    assert dataclasses.replace(alone, simulator="Pendulum-v1+time").played == "Pendulum-v1+time"
+
+
+def test_a_run_with_every_option_resumes_exactly_and_its_policy_plays(tmp_path):
+    every = {"scale_observations": True, "time_feature": True, "layer_norm": True, "actor_after": 60}
+    every |= {"saturation_penalty": 0.01, "time_limits_end": True, "actor_scale": 0.1}
+    config = TD3Config(operator="marginalized", hidden=(8,), batch_size=8, update_after=50, **every)
+    whole = PopulationConfig(
+        simulator="Pendulum-v1", groups={"a": config}, seeds=(0, 1), steps=300, episodes=1, evaluate_every=100
+    )
+    ends = {"straight": (10**9,), "stopped": (100, 250, 10**9)}
+    found = {}
+    for name, stops in ends.items():
+        for stop in stops:
+            with Population(whole, folder=tmp_path / name) as population:
+                population.run(stop=lambda stop=stop, p=population: p.step >= stop)
+        scaler = population.learners[0].state.agents.scaler
+        found[name] = ([line["return"] for line in population.lines], np.asarray(scaler.mean).tolist())
+        np.testing.assert_array_equal(scaler.count, 300)  # each of the two agents has met its own steps
+    assert found["straight"] == found["stopped"]
+    policy = load_policy(tmp_path / "straight")
+    world = make(policy.simulator, 0)
+    assert policy(world.reset()).shape == (1,)
+
+
+def test_runs_from_before_an_option_was_there_go_on(tmp_path):
+    config = PopulationConfig(simulator="Pendulum-v1", groups={"a": TD3Config(**SMALL)}, steps=100)
+    earlier = config.to_json()
+    del earlier["groups"]["a"]["time_limits_end"], earlier["groups"]["a"]["layer_norm"]
+    config.require_same(earlier, tmp_path)
+    changed = dataclasses.replace(config, groups={"a": TD3Config(layer_norm=True, **SMALL)})
+    with pytest.raises(ValueError, match="holds a run with layer_norm = False, not True"):
+        changed.require_same(earlier, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -168,5 +219,6 @@ def test_presets_are_settings_by_name():
     found = (paper.batch_size, paper.learning_rate, paper.weight_learning_rate, paper.decay)
     assert found == (100, 1e-3, 1e-4, 0.7)
     assert (paper.normalisation, paper.normalisation_power, paper.start_conditioned) == ("power", 0.1, False)
+    assert (paper.weights, paper.weight_critic_penalty) == ("saddle-point", 0.0)
     with pytest.raises(ValueError, match="preset must be one of default, spinning-up, paper, got 'tonic'"):
         TD3Config.preset("tonic")

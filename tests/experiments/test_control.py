@@ -1,14 +1,15 @@
 """Figure 3's command at toy size: resuming, what is written, and verdicts that follow from the data."""
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
+import tyro
 
 from marginax.cli import main
 from marginax.deep.config import TD3Config
 from marginax.deep.curves import Curve, curves_of
+from marginax.experiments.command import reproduce
 from marginax.experiments.control import CHANGES, Control, seconds
 from marginax.experiments.control_report import claims
 
@@ -45,7 +46,7 @@ def test_stopped_at_its_time_limit_it_carries_on(tmp_path, capsys):
     assert (tmp_path / "report.html").exists()
 
 
-def test_every_preset_is_an_agent():
+def test_every_name_is_an_agent():
     for name, settings in CHANGES.items():
         assert TD3Config(**settings).length in (1, 2, 5, 10), name
     paper = Control(operators=("marginalized-paper",)).population("Pendulum-v1").groups["marginalized-paper"]
@@ -111,22 +112,50 @@ def test_runs_of_other_lengths_and_seeds_are_compared_where_they_overlap():
     np.testing.assert_allclose([c.effect for c in made], 0.5)
 
 
-def test_a_preset_is_where_the_settings_start(tmp_path):
+def test_a_preset_is_where_the_settings_start():
     ours = Control.starting(["--preset", "default", "--steps", "100"])
     assert (ours.preset, ours.agent) == ("default", TD3Config())
-    assert "--preset default" in ours.command
+    assert Control(preset="default") == ours
     assert Control.starting([]) == Control()
     assert Control().agent == TD3Config.preset("spinning-up")
-    changed = dataclasses.replace(ours, agent=dataclasses.replace(ours.agent, act_noise=0.3))
-    assert changed.command.endswith("--preset default --agent.act-noise 0.3")
-    with pytest.raises(ValueError, match="--preset must be one of"):
-        Control.starting(["--preset=none"])
+    for bad, message in (("none", "--preset must be one of"), ("paper", "preset must be 'spinning-up' or")):
+        with pytest.raises(ValueError, match=message):
+            Control.starting([f"--preset={bad}"])
 
 
-@pytest.mark.parametrize("preset", ["default", "spinning-up", "paper"])
+def test_the_command_of_a_report_gives_the_same_settings():
+    agent = TD3Config(act_noise=0.3, scale_observations=True, exact_first_weight=False, hidden=(8, 4))
+    control = Control(preset="default", tasks=("Pendulum-v1",), seeds=3, agent=agent)
+    words = control.command.split()
+    program, function, rest = reproduce(words[2:])  # without marginax reproduce
+    assert program == "marginax reproduce control"
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "marginax.experiments.command._reproduce", lambda experiments, _: seen.extend(experiments)
+        )
+        tyro.cli(function, args=rest)
+    assert seen == [control]
+
+
+@pytest.mark.parametrize("preset", ["default", "spinning-up"])
 def test_an_operator_means_the_same_in_every_preset(preset):
-    control = Control.starting([f"--preset={preset}"])
-    control = dataclasses.replace(control, operators=("marginalized-regression", "marginalized-paper"))
+    control = Control(preset=preset, operators=("marginalized-regression", "marginalized-paper"))
     groups = control.population("Pendulum-v1").groups
-    forms = [(group.weights, group.normalisation) for group in groups.values()]
-    assert forms == [("regression", "none"), ("saddle-point", "power")]
+    forms = [(group.weights, group.normalisation, group.start_conditioned) for group in groups.values()]
+    assert forms == [("regression", "none", True), ("saddle-point", "power", True)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"start_conditioned": False},
+            "agent.start_conditioned cannot be set here, got False: use --operators",
+        ),
+        ({"discount": 0.9}, "agent.discount cannot be set here, got 0.9: use --discount"),
+    ],
+)
+def test_settings_that_would_be_overwritten_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Control(agent=TD3Config.preset("spinning-up", **changes))

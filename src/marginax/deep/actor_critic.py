@@ -22,7 +22,7 @@ from marginax.deep.config import ActorCriticConfig
 from marginax.deep.critic_targets import later, masked_mean, path_loss
 from marginax.deep.networks import ObservationNetwork, actor_vector, observation_network
 from marginax.deep.path_network import PathNetwork, Paths
-from marginax.deep.q_learning import delayed_rounds, rounds, run_round
+from marginax.deep.q_learning import delayed_rounds, observe, rounds, run_round
 from marginax.deep.replay import Replay, Sequences
 from marginax.deep.weight_network import adam
 from marginax.traces import clip_log_ratios
@@ -121,11 +121,6 @@ def split(state: ActorCriticState) -> tuple[ActorCriticState, Paths | None]:
 def join(state: ActorCriticState, own: Paths | None) -> ActorCriticState:
     """The agent that `split` took apart."""
     return replace(state, paths=own)
-
-
-def observe(state: ActorCriticState, rows: Array) -> ActorCriticState:
-    """The agent after it has met a block of transitions: the same."""
-    return state
 
 
 def policy(state: ActorCriticState) -> Float[Array, " n"]:

@@ -197,7 +197,7 @@ class TD3Config(AgentConfig):
     time_feature: bool = False
     """Whether an observation also says which share of the episode's time is left."""
     layer_norm: bool = False
-    """Whether the critics normalise their hidden layers, which keeps values of actions never tried from growing."""
+    """Whether every hidden layer of the critics is scaled to mean 0 and variance 1 over its units."""
     actor_scale: float = 1.0
     """Factor of the first weights of the actor's last layer: small ones begin with actions near 0."""
     saturation_penalty: float = 0.0

@@ -8,7 +8,7 @@ target network, a copy that is renewed every `target_every` updates.
 import dataclasses
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -46,6 +46,7 @@ __all__ = [
     "targets",
 ]
 
+S = TypeVar("S")
 _NETWORKS = ("hidden", "filters", "batch_size", "learning_rate")
 SHARED = (*_NETWORKS, "target_every", "update_every", "block_updates", "update_after", "environments")
 MEASURE_EVERY = 1000  # steps
@@ -96,7 +97,7 @@ def join(state: QState, own: Estimator | None) -> QState:
     return replace(state, estimator=own)
 
 
-def observe(state: QState, rows: Array) -> QState:
+def observe(state: S, rows: Array) -> S:
     """The agent after it has met a block of transitions: the same."""
     return state
 

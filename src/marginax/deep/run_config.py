@@ -43,8 +43,9 @@ class PopulationConfig:
         if self.episodes < 1:
             raise ValueError(f"episodes must be at least 1, got {self.episodes}.")
         for name in ("kind", "update_every", "hidden", "copies", "time_feature"):
-            if len({getattr(config, name, None) for config in self.groups.values()}) > 1:
-                raise ValueError(f"{name} must be the same in all groups.")
+            found = {label: getattr(config, name, None) for label, config in self.groups.items()}
+            if len(set(found.values())) > 1:
+                raise ValueError(f"{name} must be the same in all groups, got {found}.")
         self._multiple("steps", self.steps)
         every = self.evaluate_every
         if every is None:
@@ -81,12 +82,14 @@ class PopulationConfig:
     @property
     def on_device(self) -> bool:
         """Whether simulation and learning are one program: see `marginax.deep.accelerated`."""
-        return self.first.discrete and self.simulator.startswith(("gymnax/", "grid/"))
+        compiled = self.simulator.startswith(("gymnax/", "grid/")) and not self.simulator.endswith("+time")
+        return self.first.discrete and compiled
 
     @property
     def played(self) -> str:
         """The name of what is played: the simulator, with the time in its observations if the agents ask for it."""
-        return f"{self.simulator}+time" if getattr(self.first, "time_feature", False) else self.simulator
+        timed = getattr(self.first, "time_feature", False) and not self.simulator.endswith("+time")
+        return f"{self.simulator}+time" if timed else self.simulator
 
     def part(self, label: str, seed: int) -> "PopulationConfig":
         """The population of one agent alone."""
@@ -98,7 +101,8 @@ class PopulationConfig:
             raise ValueError(
                 f"steps must be at least the {earlier['steps']} of the run in {str(folder)!r}, got {self.steps}."
             )
-        old, new = (_flat({"agent": TD3Config.kind, **data}) for data in (earlier, self.to_json()))
+        # What an earlier version did not know has its default.
+        old, new = (_flat(data) for data in (self.from_json(earlier).to_json(), self.to_json()))
         for name in {**old, **new}:
             if name != "steps" and old.get(name) != new.get(name):
                 raise ValueError(

@@ -230,7 +230,7 @@ def update_block(
     Args:
         config: The settings.
         state: The agent; jit with it donated.
-        buffer: At least one transition.
+        buffer: At least one transition. Whoever adds to it shows `observe` the same rows, which scale the observations.
         key: A JAX random key; the block is a pure function of it.
         updates: How many.
         done: Updates before this block, a multiple of `updates`: the policy delay counts on. Leave it unbatched

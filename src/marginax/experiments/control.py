@@ -66,11 +66,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "time-limits-end": {"time_feature": True, "time_limits_end": True},
     "discount-0.98": {"discount": 0.98},
 }
-"""Operators by name: what each changes in the agent's settings. `-paper` is the form of the paper's experiments."""
+"""What is compared, by name: operators, and options of one-step TD3, each as changes of the agent's settings."""
 if TYPE_CHECKING:
-    Name = str
+    OperatorName = str
 else:
-    Name = Literal[tuple(CHANGES)]
+    OperatorName = Literal[tuple(CHANGES)]
 OPERATORS = ("one-step", "retrace-paper", "retrace", "marginalized-paper", "marginalized-regression")
 
 
@@ -87,8 +87,8 @@ class Control(Experiment):
     seeds: Annotated[int, tyro.conf.Suppress] = 5
     tasks: tuple[str, ...] = TASKS
     """Simulators by name."""
-    operators: tuple[Name, ...] = OPERATORS
-    """Operators by name; `-paper` is the form of the paper's experiments."""
+    operators: tuple[OperatorName, ...] = OPERATORS
+    """Operators by name (`-paper`: with the TD weights of the paper's experiments), or options of one-step TD3."""
     steps: int = 1_000_000
     """Environment steps of each agent."""
     evaluate_every: int = 10_000
@@ -96,10 +96,9 @@ class Control(Experiment):
     episodes: int = 5
     """Episodes of an evaluation."""
     preset: str = "spinning-up"
-    """Where the agent's settings start: `spinning-up`, which the paper's agent is built on (its TD weights are those of
-    the operators `-paper`), or `default`, our own."""
+    """Where the agent's settings start: `spinning-up`, on which the paper's agent is built, or `default`."""
     agent: TD3Config = TD3Config.preset("spinning-up")  # noqa: RUF009
-    """Settings of the agent under all operators."""
+    """Settings of the agent under all operators; in Python, those of the preset unless given."""
     time_limit: str = ""
     """Such as 9m or 1.5h: stop cleanly, with checkpoints, before this time is over."""
     checkpoint_minutes: float = 10.0
@@ -115,9 +114,17 @@ class Control(Experiment):
                 raise ValueError(f"operators must be different, got {name!r} twice.")
             if name not in CHANGES:
                 raise ValueError(f"operators must be of {', '.join(CHANGES)}, got {name!r}.")
+        if choice("preset", self.preset, TD3_PRESETS) == "paper":
+            raise ValueError(
+                "preset must be 'spinning-up' or 'default', got 'paper': --operators with -paper have its TD weights."
+            )
         start = TD3Config.preset(self.preset)
-        if (self.agent.operator, self.agent.weights) != (start.operator, start.weights):
-            raise ValueError("agent.operator and agent.weights cannot be set here: use --operators.")
+        if self.agent is type(self).agent:
+            object.__setattr__(self, "agent", start)
+        for name in (*_MARGINALIZED, "discount"):
+            if (value := getattr(self.agent, name)) != getattr(start, name):
+                flag = "--discount" if name == "discount" else "--operators"
+                raise ValueError(f"agent.{name} cannot be set here, got {value!r}: use {flag}.")
         if self.seeds < 1 or not self.tasks:
             raise ValueError(f"seeds and tasks must not be empty, got {self.seeds} and {list(self.tasks)}.")
         if not self.checkpoint_minutes > 0:
@@ -129,7 +136,7 @@ class Control(Experiment):
     def starting(cls, words: Sequence[str]) -> "Control":
         """With the agent of the preset that is asked for."""
         preset = choice("--preset", last_given(words, "--preset", cls.preset), TD3_PRESETS)
-        return cls(preset=preset, agent=TD3Config.preset(preset))
+        return cls(preset=preset)
 
     def quick(self) -> "Control":
         """Pendulum with small networks: a few minutes on two cores."""
@@ -160,9 +167,13 @@ class Control(Experiment):
             words += ["--preset", self.preset]
         start = TD3Config.preset(self.preset).to_json()
         for name, value in self.agent.to_json().items():
-            if value != start[name]:
-                text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-                words += [f"--agent.{name.replace('_', '-')}", text]
+            flag = name.replace("_", "-")
+            if value == start[name]:
+                continue
+            if isinstance(value, bool):
+                words += [f"--agent.{flag}" if value else f"--agent.no-{flag}"]
+            else:
+                words += [f"--agent.{flag}", *map(str, value if isinstance(value, list) else [value])]
         return " ".join(words)
 
     def population(self, task: str) -> PopulationConfig:

@@ -30,8 +30,8 @@ def section(name: str, folder: Path, tasks: Tasks, seconds: float, preset: str) 
         name,
         "Deep reinforcement learning (Figure 3)",
         text=(
-            f"TD3 with the settings `{preset}` and the critic target of each operator; interquartile means over seeds "
-            "with 95% bootstrap intervals. "
+            f"TD3 with the critic target of each operator. Settings start at the preset `{preset}`; the command says what "
+            "is changed. Interquartile means over seeds with 95% bootstrap intervals. "
             "The final return is the mean over the last tenth of a run. A seed fails when it diverges or ends below "
             "a tenth of one-step's median.",
             f"One seed after another at the {_SPINNING_UP} steps/s of Spinning Up's TD3 these runs take "

@@ -1,6 +1,7 @@
 """One look for every figure: an operator has the same colour, marker and name everywhere, and reads in grey."""
 
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,8 +53,13 @@ OPERATORS = {
 """Styles by operator: the colours of Okabe and Ito where they suffice, told apart by the colour-blind."""
 
 
+_OTHERS = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#777777")
+
+
 def operator_style(name: str) -> OperatorStyle:
     """The style of an operator by name. A variation of one keeps its colour; its initials are the marker.
+
+    Any other name has a colour of its own, the same in every figure.
 
     >>> operator_style("retrace").label, operator_style("retrace-decay-0.9").marker
     ('Retrace', '$d0.9$')
@@ -63,7 +69,7 @@ def operator_style(name: str) -> OperatorStyle:
     base = max((known for known in OPERATORS if name.startswith(known)), key=len, default="")
     words = re.findall(r"[a-zA-Z]+|[\d.]+", name.removeprefix(base))
     marker = "".join(word[0] if word.isalpha() else word for word in words)
-    colour = OPERATORS[base].colour if base else "#777777"
+    colour = OPERATORS[base].colour if base else _OTHERS[zlib.crc32(name.encode()) % len(_OTHERS)]
     return OperatorStyle(name, colour, f"${marker}$" if marker else ".")
 
 

@@ -59,7 +59,7 @@ class PyBulletTask:
         self.action_low, self.action_high = (np.full(self.action_size, x, np.float32) for x in (-1, 1))
         self.observation_size = 8 + 2 * self.action_size + len(self.feet)
         self._render = render
-        self._rotation = np.eye(3)
+        self._rotation, self._distance = np.eye(3), 0.0
         self._seed, self._episode, self._actions = seed, -1, list[np.ndarray]()
         self._place_joints(
             0
@@ -177,6 +177,8 @@ class PyBulletTask:
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         """One control step; raises RuntimeError when the action is not finite."""
         kept = np.array(action, np.float32)
+        if kept.shape != (self.action_size,):
+            raise ValueError(f"action must have {self.action_size} numbers, got shape {list(kept.shape)}")
         values = kept.tolist()
         if not math.isfinite(sum(values)):
             raise RuntimeError(f"action must be finite, got {kept!r} at step {len(self._actions)}")
