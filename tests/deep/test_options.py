@@ -220,5 +220,7 @@ def test_presets_are_settings_by_name():
     assert found == (100, 1e-3, 1e-4, 0.7)
     assert (paper.normalisation, paper.normalisation_power, paper.start_conditioned) == ("power", 0.1, False)
     assert (paper.weights, paper.weight_critic_penalty) == ("saddle-point", 0.0)
-    with pytest.raises(ValueError, match="preset must be one of default, spinning-up, paper, got 'tonic'"):
+    with pytest.raises(
+        ValueError, match="preset must be one of default, robust, spinning-up, paper, got 'tonic'"
+    ):
         TD3Config.preset("tonic")

@@ -260,6 +260,12 @@ _SPINNING_UP: dict[str, Any] = {
 }
 TD3_PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
+    "robust": {
+        "scale_observations": True,
+        "saturation_penalty": 0.01,
+        "batch_size": 256,
+        "learning_rate": 3e-4,
+    },
     "spinning-up": _SPINNING_UP,
     "paper": {
         **_SPINNING_UP,
@@ -269,8 +275,9 @@ TD3_PRESETS: dict[str, dict[str, Any]] = {
         "normalisation": "power",
     },
 }
-"""Settings of TD3 by name, as changes of the defaults. The paper's agent is Spinning Up's, with TD weights of the pair
-alone from the saddle point, raised to a power and divided by their mean."""
+"""Settings of TD3 by name, as changes of the defaults, which are Spinning Up's. `robust` has the combination of options
+with the fewest seeds left behind, at more work for each update. The paper's agent is Spinning Up's, with TD weights of the
+pair alone from the saddle point, raised to a power and divided by their mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
