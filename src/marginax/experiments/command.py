@@ -96,7 +96,7 @@ def reproduce(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
 
     def one(
         experiment: Annotated[kind, tyro.conf.arg(name="")] = default,  # type: ignore[valid-type]
-        options: Annotated[Options, tyro.conf.arg(name="")] = Options(),  # noqa: B008
+        options: Annotated[Options, tyro.conf.arg(name="")] = Options(),
     ) -> None:
         _reproduce([options.applied(experiment)], options)
 
@@ -104,7 +104,7 @@ def reproduce(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
     return f"marginax reproduce {name}", one, rest
 
 
-def _reproduce_all(options: Annotated[Options, tyro.conf.arg(name="")] = Options()) -> None:  # noqa: B008
+def _reproduce_all(options: Annotated[Options, tyro.conf.arg(name="")] = Options()) -> None:
     _reproduce([options.applied(load(name)()) for name in TABULAR], options)
 
 
@@ -150,7 +150,8 @@ def print_claims(claims: list[report.Claim], lines: int = 5) -> None:
     console = rich.console.Console()
     failed = [claim for claim in claims if claim.verdict != "reproduced"]
     shown = list(dict.fromkeys([*(claim for claim in claims if claim.main), *failed, *claims]))[:lines]
-    console.print(f"{len(claims)} claims: {report.count_verdicts(claims)}", highlight=False)
+    if claims:
+        console.print(f"{len(claims)} claims: {report.count_verdicts(claims)}", highlight=False)
     for claim in shown:
         text = f"{report.plain(claim.text)}: {claim.numbers.replace('[', chr(92) + '[')}"
         console.print(f"{MARKS[claim.verdict]} {text}", highlight=False, soft_wrap=True)
