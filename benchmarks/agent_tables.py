@@ -1,17 +1,18 @@
-"""Write the tables and figures of `docs/control.md` and `docs/baseline.md` from the metrics in `docs/data`, or check them.
+"""Write the tables and figures of the pages on trained agents from the metrics in `docs/data`, or check them.
 
-    python benchmarks/control_tables.py            # write them
-    python benchmarks/control_tables.py --check    # exit with 1 if a page says something else
+    python benchmarks/agent_tables.py            # write them
+    python benchmarks/agent_tables.py --check    # exit with 1 if a page says something else
 
-Each table stands between `<!-- table NAME -->` and `<!-- end -->`. Metrics come from `marginax reproduce control`, with
-the commands that the page names; columns are those of its `metrics.jsonl`.
+The pages are `docs/control.md`, `docs/baseline.md` and `docs/games.md`. Each table stands between `<!-- table NAME -->`
+and `<!-- end -->`. Metrics come from `marginax reproduce control` and `marginax reproduce discrete`, with the commands that
+the pages name; columns are those of their `metrics.jsonl` and `returns.csv`.
 """
 
 import csv
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import tyro
 
 from marginax.deep.curves import Curve, curves_of, draw, interval
 from marginax.experiments.control_report import draw_finals, gain, table, variance_ratio
+from marginax.experiments.discrete import difference, draw_returns
 from marginax.statistics import bootstrap, interquartile_mean
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,29 +31,57 @@ Rows = list[tuple[str, ...]]
 
 
 @cache
+def read(file: str) -> list[dict[str, str]]:
+    """The lines of a file."""
+    with (DATA / file).open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+@cache
 def curves(name: str) -> dict[str, Curve]:
     """The curves of one file, by operator."""
-    with (DATA / f"control-{name}.csv").open(newline="") as file:
-        lines = [
-            {k: v if k == "operator" else float(v) for k, v in row.items()} for row in csv.DictReader(file)
-        ]
-    return curves_of(name, lines)
+    rows = read(f"control-{name}.csv")
+    return curves_of(
+        name, [{k: v if k == "operator" else float(v or "nan") for k, v in row.items()} for row in rows]
+    )
+
+
+def returns_of(simulator: str, rows: Iterable[tuple[str, dict[str, str]]]) -> dict[str, Curve]:
+    """The curves of returns alone, from lines with a label each."""
+    lines = [
+        {"operator": label, **{k: float(row[k]) for k in ("seed", "step", "return")}} for label, row in rows
+    ]
+    return curves_of(simulator, lines)
 
 
 @cache
 def baseline(run: str) -> dict[str, Curve]:
     """The curves of a run of `baseline.csv`, by settings (and by operator where it is another than one-step)."""
-    with (DATA / "baseline.csv").open(newline="") as file:
-        lines = [
-            {
-                "operator": row["settings"]
-                + ("" if row["operator"] == "one-step" else f", {row['operator']}"),
-                **{k: float(row[k]) for k in ("seed", "step", "return")},
-            }
-            for row in csv.DictReader(file)
-            if row["run"] == run
-        ]
-    return curves_of(run, lines)
+    rows = (row for row in read("baseline.csv") if row["run"] == run)
+
+    def label(row: dict[str, str]) -> str:
+        return row["settings"] + ("" if row["operator"] == "one-step" else f", {row['operator']}")
+
+    return returns_of(run, ((label(row), row) for row in rows))
+
+
+@cache
+def games() -> dict[str, dict[str, Curve]]:
+    """The curves of every game with discrete actions, by operator."""
+    names = dict.fromkeys(row["game"] for row in read("discrete.csv"))
+    return {
+        name: returns_of(
+            name, ((row["operator"], row) for row in read("discrete.csv") if row["game"] == name)
+        )
+        for name in names
+    }
+
+
+@cache
+def variants(part: str, game: str) -> dict[str, Curve]:
+    """The curves of the ablation or of the actor-critics of a game, by variant."""
+    rows = (row for row in read("discrete-variants.csv") if (row["part"], row["game"]) == (part, game))
+    return returns_of(game, ((row["variant"], row) for row in rows))
 
 
 def until(curve: Curve, steps: int) -> Curve:
@@ -202,6 +232,70 @@ def combinations() -> Rows:
     return rows
 
 
+def score(curve: Curve) -> str:
+    """Area under the curve of the greedy return."""
+    middle, band = interval(curve.area, 1000)
+    digits = 2 if abs(middle) < 2 else 1
+    return f"{float(middle):.{digits}f} ({band.low:.{digits}f}–{band.high:.{digits}f})"
+
+
+GAMES = {"four-rooms": "Four Rooms", "noisy-catch": "noisy Catch"}
+OPERATORS = {
+    **{"one-step": "one-step", "n-step": "n-step", "peng": "Peng's Q(λ)", "tree-backup": "tree backup"},
+    **{"retrace": "Retrace", "marginalized": "marginalized"},
+}
+
+
+def discrete() -> Rows:
+    """Every operator in every game."""
+    rows: Rows = [("", *(GAMES.get(name, name) for name in games()))]
+    for label, words in OPERATORS.items():
+        rows.append((words, *(score(found[label]) for found in games().values())))
+    return rows
+
+
+def discrete_differences() -> Rows:
+    """The marginalized operator against the others, as intervals of differences of the area."""
+    rows: Rows = [("marginalized against", *(GAMES.get(name, name) for name in games()))]
+    for label, words in OPERATORS.items():
+        if label == "marginalized":
+            continue
+        cells = []
+        for found in games().values():
+            band = bootstrap((found["marginalized"].area, found[label].area), difference)
+            digits = 2 if max(abs(band.low), abs(band.high)) < 2 else 1
+            mark = "**" if band.low > 0 or band.high < 0 else ""
+            cells.append(f"{mark}{band.low:+.{digits}f} to {band.high:+.{digits}f}{mark}")
+        rows.append((words, *cells))
+    return rows
+
+
+def ablation_of_games() -> Rows:
+    """Settings of the two corrected operators in Asterix."""
+    found = variants("ablation", "Asterix")
+    names = [name.removeprefix("marginalized") for name in found if name.startswith("marginalized")]
+    rows: Rows = [("", *(name.removeprefix(", ") or "as above" for name in names))]
+    for label in ("retrace", "marginalized"):
+        cells = [f"{float(interquartile_mean(found[label + name].area)):.2f}" for name in names]
+        rows.append((OPERATORS[label], *cells))
+    return rows
+
+
+def actor_critics() -> Rows:
+    """V-trace and its marginalized form with growing shares of replayed data."""
+    of = {game: variants("actor-critic", game) for game in ("Breakout", "SpaceInvaders")}
+    rows: Rows = [("replay, c̄", *(f"{game}, {form}" for game in of for form in ("V-trace", "marginalized")))]
+    names = [name.removeprefix("vtrace, ") for name in of["Breakout"] if name.startswith("vtrace")]
+    for name in names:
+        cells = [
+            score(found[f"{form}, {name}"]) if f"{form}, {name}" in found else ""
+            for found in of.values()
+            for form in ("vtrace", "marginalized")
+        ]
+        rows.append((name, *cells))
+    return rows
+
+
 def together(one: Curve, other: Curve) -> tuple[Curve, Curve]:
     """Two curves at the steps and seeds that both have."""
     out = []
@@ -226,6 +320,12 @@ PAGES: dict[str, dict[str, Callable[[], Rows]]] = {
         "cheetah-run": partial(options, "cheetah-run options", 300_000),
         "walker-run": partial(options, "walker-run options", 190_000),
         "combinations": combinations,
+    },
+    "games.md": {
+        "games": discrete,
+        "differences": discrete_differences,
+        "ablation": ablation_of_games,
+        "actor-critics": actor_critics,
     },
 }
 
@@ -264,6 +364,14 @@ def figures() -> None:
             draw(found, folder, name)
         ablated = {label: curves("ablation")[label] for label in sorted(curves("ablation"), key=_order)}
         draw_finals({"mujoco/cheetah-run": ablated}, folder, "control-ablation")
+        draw_returns(
+            {
+                GAMES.get(name, name): (found["one-step"].steps, {k: found[k].returns for k in OPERATORS})
+                for name, found in games().items()
+            },
+            folder,
+            "discrete",
+        )
         for picture in folder.glob("*.png"):
             shutil.copy(picture, ROOT / "docs" / "img")
 
@@ -274,7 +382,7 @@ def main(check: bool = False) -> None:
         old = (DOCS / page).read_text()
         new = write(page, old)
         if check and old != new:
-            sys.exit(f"{page} does not say what docs/data say: run benchmarks/control_tables.py")
+            sys.exit(f"{page} does not say what docs/data say: run benchmarks/agent_tables.py")
         if not check:
             (DOCS / page).write_text(new)
     if not check:

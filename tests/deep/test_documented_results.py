@@ -10,10 +10,10 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_the_pages_agree_with_the_data():
-    place = ROOT / "benchmarks" / "control_tables.py"
-    spec = importlib.util.spec_from_file_location("control_tables", place)
+    place = ROOT / "benchmarks" / "agent_tables.py"
+    spec = importlib.util.spec_from_file_location("agent_tables", place)
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
     for page in tables.PAGES:
         text = (tables.DOCS / page).read_text()
-        assert tables.write(page, text) == text, "run python benchmarks/control_tables.py"
+        assert tables.write(page, text) == text, "run python benchmarks/agent_tables.py"

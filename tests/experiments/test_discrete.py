@@ -1,5 +1,6 @@
 """The experiment with discrete actions: what it trains, and what it says of made-up returns."""
 
+import csv
 import dataclasses
 
 import numpy as np
@@ -47,7 +48,14 @@ def test_claims_follow_the_returns(tmp_path):
     effect = next(claim.effect for claim in section.claims if claim.text == less)
     assert effect == pytest.approx(-np.log(2))
     assert len(section.tables) == 3
-    assert (tmp_path / "returns.csv").read_text().count("\n") == 1 + 2 * 3 * 4
+    with (tmp_path / "returns.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 2 * 3 * 5 * 4  # games, operators, seeds, evaluations
+    last = {**lines[-1], "return": float(lines[-1]["return"])}
+    assert [last[name] for name in ("game", "operator", "seed", "step")] == [
+        *("grid/noisy-catch", "marginalized", "4", "40"),
+    ]
+    assert last["return"] == pytest.approx(data["grid-noisy-catch-operators"]["return"][-1, -1, -1])
     assert (tmp_path / "discrete.png").exists()
 
 

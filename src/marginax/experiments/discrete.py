@@ -226,7 +226,14 @@ class Discrete(Experiment):
 
     def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
         found = {game: data[f"{slug(game)}-operators"] for game in self.games}
-        self._draw(folder, found)
+        panels = {
+            game.partition("/")[2]: (
+                arrays["steps"],
+                dict(zip(self.operators, arrays["return"], strict=True)),
+            )
+            for game, arrays in found.items()
+        }
+        draw_returns(panels, folder, self.name)
         tables = [self._table("Returns", game, arrays, self.operators) for game, arrays in found.items()]
         if self.ablation:
             arrays = data[f"{slug(self.ablation)}-ablation"]
@@ -234,13 +241,9 @@ class Discrete(Experiment):
         for game in self.actor_critic:
             arrays = data[f"{slug(game)}-actor-critic"]
             tables.append(self._table("Actor-critic", game, arrays, tuple(ACTOR_CRITICS)))
-        rows = [
-            (game, operator, int(step), *map(float, (points.mean(), points.std(ddof=1))))
-            for game, arrays in found.items()
-            for operator, each in zip(self.operators, arrays["return"], strict=True)
-            for step, points in zip(arrays["steps"], each.T, strict=True)
-        ]
-        write_csv(folder / "returns.csv", ("game", "operator", "step", "mean", "standard deviation"), rows)
+        write_csv(
+            folder / "returns.csv", ("game", "operator", "seed", "step", "return", *KEPT), self._rows(found)
+        )
         return report.Section(
             self.name,
             "Discrete actions (beyond the paper)",
@@ -261,21 +264,21 @@ class Discrete(Experiment):
             data=("returns.csv",),
         )
 
-    def _draw(self, folder: Path, found: Mapping[str, Arrays]) -> None:
-        columns = min(3, len(found))
-        rows = -(-len(found) // columns)
-        with report.panels(
-            folder, self.name, (3.2 * columns, 2.7 * rows + 0.6), rows=rows, columns=columns
-        ) as (figure, axes):
-            for axis, (game, arrays) in zip(axes.ravel(), found.items(), strict=False):
-                for operator, returns in zip(self.operators, arrays["return"], strict=True):
-                    report.draw_curves(axis, arrays["steps"] / 1000, returns, operator)
-                axis.set(title=game.partition("/")[2], xlabel="thousand steps")
-            for axis in axes.ravel()[len(found) :]:
-                axis.set_visible(False)
-            for axis in axes[:, 0]:
-                axis.set_ylabel("return")
-            report.legend_below(figure, axes, columns=3)
+    def _rows(self, found: Mapping[str, Arrays]) -> list[tuple[Any, ...]]:
+        """Every evaluation of every agent."""
+        return [
+            (
+                game,
+                operator,
+                self.seed + i,
+                int(step),
+                *(float(arrays[name][g, i, t]) for name in ("return", *KEPT)),
+            )
+            for game, arrays in found.items()
+            for g, operator in enumerate(self.operators)
+            for i in range(self.seeds)
+            for t, step in enumerate(arrays["steps"])
+        ]
 
     def _table(self, title: str, game: str, arrays: Arrays, names: tuple[str, ...]) -> report.Table:
         columns = (
@@ -330,6 +333,25 @@ class Discrete(Experiment):
                     )
                 )
         return claims
+
+
+def draw_returns(
+    games: Mapping[str, tuple[np.ndarray, Mapping[str, np.ndarray]]], folder: Path, name: str
+) -> None:
+    """A panel per game: its title, the steps `[n]`, and returns `[seeds, n]` of every operator."""
+    columns = min(3, len(games))
+    rows = -(-len(games) // columns)
+    size = (3.2 * columns, 2.7 * rows + 0.6)
+    with report.panels(folder, name, size, rows=rows, columns=columns) as (figure, axes):
+        for axis, (title, (steps, curves)) in zip(axes.ravel(), games.items(), strict=False):
+            for operator, returns in curves.items():
+                report.draw_curves(axis, steps / 1000, returns, operator)
+            axis.set(title=title, xlabel="thousand steps")
+        for axis in axes.ravel()[len(games) :]:
+            axis.set_visible(False)
+        for axis in axes[:, 0]:
+            axis.set_ylabel("return")
+        report.legend_below(figure, axes, columns=3)
 
 
 def _mean(values: np.ndarray) -> str:
