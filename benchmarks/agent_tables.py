@@ -168,17 +168,17 @@ def ablation() -> Rows:
     return rows
 
 
-def sooner(name: str) -> Rows:
+def sooner(name: str, steps: int | None = None) -> Rows:
     """How soon each operator of a file learns, against one-step and Retrace."""
-    found = curves(name)
+    found = {label: curve if steps is None else until(curve, steps) for label, curve in curves(name).items()}
+    retrace = next(label for label in found if label.startswith("retrace"))
     rows: Rows = [
         ("operator", "final return", "area", "area against one-step", "against Retrace", "variance")
     ]
     for label in sorted(found, key=_order):
         curve = found[label]
         cells = [
-            "" if label == other else against(curve, found[other], "area")
-            for other in ("one-step", "retrace")
+            "" if label == other else against(curve, found[other], "area") for other in ("one-step", retrace)
         ]
         rows.append((label, returns(curve.final), returns(curve.area), *cells, variance(curve)))
     return rows
@@ -211,17 +211,44 @@ def options(run: str, steps: int) -> Rows:
     return rows
 
 
+SPINNING_UP = {
+    "cheetah-run": "cheetah-run-1M",
+    "walker-run": "walker-run-1M",
+    "HalfCheetah": "pybullet-HalfCheetah-1M",
+    "Ant": "pybullet-Ant",
+}
+"""Files of Spinning Up's settings, by task."""
+
+
+def published() -> Rows:
+    """The defaults beside what others publish, at the same number of steps: the last evaluation of every seed."""
+    columns = ("task", "steps", "published", "default: mean ± deviation", "median", "worst", "spinning-up")
+    rows: Rows = [columns]
+    for task, settings, steps, theirs in (
+        ("cheetah-run", "default", 1_000_000, "870 (716 to 888)"),
+        ("walker-run", "default", 500_000, "651"),
+        ("Ant", "default, γ = 0.98", 1_000_000, "3,305 ± 43"),
+        ("HalfCheetah", "default, γ = 0.98", 1_000_000, "2,774 ± 35"),
+    ):
+        ours, before = (
+            until(curve, steps).returns[:, -1]
+            for curve in (baseline(task)[settings], curves(SPINNING_UP[task])["one-step"])
+        )
+        cells = [
+            f"{ours.mean():,.0f} ± {ours.std(ddof=1):,.0f}",
+            f"{np.median(ours):,.0f}",
+            f"{ours.min():,.0f}",
+        ]
+        row = (task, f"{steps:,}", theirs, *cells, f"{before.mean():,.0f} ± {before.std(ddof=1):,.0f}")
+        rows.append(row)
+    return rows
+
+
 def combinations() -> Rows:
     """Settings together, and beside Spinning Up's at the same evaluations of the same seeds."""
-    before = {
-        "cheetah-run": "cheetah-run-1M",
-        "walker-run": "walker-run-1M",
-        "HalfCheetah": "pybullet-HalfCheetah-1M",
-        "Ant": "pybullet-Ant",
-    }
     own = ("task", "settings", "seeds", "steps", "last return", "worst seed")
     rows: Rows = [(*own, "seeds of both", "last return, spinning-up", "area against it")]
-    for task, file in before.items():
+    for task, file in SPINNING_UP.items():
         old = curves(file)["one-step"]
         for label, curve in baseline(task).items():
             new, base = together(curve, old)
@@ -319,7 +346,9 @@ PAGES: dict[str, dict[str, Callable[[], Rows]]] = {
     "baseline.md": {
         "cheetah-run": partial(options, "cheetah-run options", 300_000),
         "walker-run": partial(options, "walker-run options", 190_000),
-        "combinations": combinations,
+        **{f.__name__: f for f in (published, combinations)},
+        "operators-HalfCheetah": partial(sooner, "default-HalfCheetah", 650_000),
+        "operators-cheetah-run": partial(sooner, "default-cheetah-run-noise-0.3"),
     },
     "games.md": {
         "games": discrete,

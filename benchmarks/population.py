@@ -78,7 +78,7 @@ def matrix_rate() -> float:
 
 def time_updates(operators: tuple[str, ...], seeds: int, blocks: int) -> tuple[float, float, float]:
     """Seconds to compile, seconds of one update of all agents, and their operations."""
-    configs = tuple(TD3Config(**CHANGES[name]) for name in operators)
+    configs = tuple(TD3Config.preset("spinning-up", **CHANGES[name]) for name in operators)
     sizes = {"observation_size": 17, "action_size": 6, "capacities": (20_000,) * len(configs)}
     plan = Plan(configs, seeds, **sizes)
     learner = Learner(plan, range(seeds))
@@ -134,7 +134,7 @@ def train(given: Options) -> None:
     """Where the time of training goes."""
     config = PopulationConfig(
         simulator=given.train,
-        groups={name: TD3Config(**CHANGES[name]) for name in given.operators},
+        groups={name: TD3Config.preset("spinning-up", **CHANGES[name]) for name in given.operators},
         seeds=tuple(range(given.seeds[-1] if given.seeds else 5)),
         steps=given.steps,
         overlap=True,

@@ -38,7 +38,8 @@ def measure(operator: str, target_steps: str, seconds: float) -> None:
     from marginax.deep.population import Population
     from marginax.deep.run_config import PopulationConfig
 
-    agent = TD3Config(operator=operator, target_steps=target_steps, random_steps=1000)
+    settings = {"operator": operator, "target_steps": target_steps, "random_steps": 1000}
+    agent = TD3Config.preset("spinning-up", **settings)  # as the peers have them
     config = PopulationConfig(
         simulator="HalfCheetah-v5",
         groups={"td3": agent},

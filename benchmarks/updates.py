@@ -51,7 +51,7 @@ def prepare(config: TD3Config) -> Callable[[int], float]:
 
 
 def main(rounds: int = 8) -> None:
-    configs = {name: TD3Config(**settings) for name, settings in SETTINGS.items()}
+    configs = {name: TD3Config.preset("spinning-up", **settings) for name, settings in SETTINGS.items()}
     blocks = {name: prepare(config) for name, config in configs.items()}
     seen = [{name: block(i) for name, block in blocks.items()} for i in range(1, rounds + 1)]
     times = {name: min(each[name] for each in seen) for name in configs}

@@ -73,8 +73,7 @@ def train(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
             overlap: Simulate while learning, with policies that are one block old.
             track: Send the metrics to Weights & Biases as well, one run for each agent (`pip install wandb`).
             agent: The agent.
-            preset: Where the settings of TD3 start, before the flags below: Spinning Up's (the default), those of the
-                paper, or `robust`, with which fewer seeds are left behind.
+            preset: Where the settings of TD3 start, before the flags below: its defaults, Spinning Up's, or the paper's.
             settings: Settings of the agent.
         """
         options = {"checkpoint_minutes": checkpoint_minutes, "workers": workers}

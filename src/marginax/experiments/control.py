@@ -96,7 +96,7 @@ class Control(Experiment):
     episodes: int = 5
     """Episodes of an evaluation."""
     preset: str = "spinning-up"
-    """Where the agent's settings start: `spinning-up`, on which the paper's agent is built, or `robust`, with which fewer
+    """Where the agent's settings start: `spinning-up`, on which the paper's agent is built, or `default`, with which fewer
     seeds are left behind."""
     agent: TD3Config = TD3Config.preset("spinning-up")  # noqa: RUF009
     """Settings of the agent under all operators; in Python, those of the preset unless given."""
@@ -117,7 +117,7 @@ class Control(Experiment):
                 raise ValueError(f"operators must be of {', '.join(CHANGES)}, got {name!r}.")
         if choice("preset", self.preset, TD3_PRESETS) == "paper":
             raise ValueError(
-                "preset must be 'spinning-up' or 'robust', got 'paper': --operators with -paper have its TD weights."
+                "preset must be 'spinning-up' or 'default', got 'paper': --operators with -paper have its TD weights."
             )
         start = TD3Config.preset(self.preset)
         if self.agent is type(self).agent:
