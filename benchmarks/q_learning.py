@@ -27,7 +27,7 @@ import numpy as np
 import optax
 
 from marginax.deep import Population, PopulationConfig
-from marginax.deep.config import QConfig
+from marginax.deep.discrete_config import QConfig
 from marginax.deep.networks import MLP
 from marginax.experiments.discrete import Discrete
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from marginax.deep import actor_critic, replay
-from marginax.deep.config import ActorCriticConfig
+from marginax.deep.discrete_config import ActorCriticConfig
 
 SETTINGS = {
     "hidden": (8,),

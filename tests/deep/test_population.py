@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from marginax.deep import checkpoint, replay, td3
-from marginax.deep.config import ActorCriticConfig, QConfig, TD3Config
+from marginax.deep.config import TD3Config
+from marginax.deep.discrete_config import ActorCriticConfig, QConfig
 from marginax.deep.learner import Learner, Plan
 from marginax.deep.networks import actor_vector
 from marginax.deep.population import Population

@@ -9,7 +9,7 @@ import pytest
 
 from marginax.cli import main
 from marginax.deep import q_learning, replay
-from marginax.deep.config import QConfig
+from marginax.deep.discrete_config import QConfig
 from marginax.deep.networks import layer_sizes, observation_network
 from marginax.simulators.policy import outputs, unpack
 from marginax.simulators.rollout import Actor, AgentSpec, Transitions, row_width

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 from marginax._lazy import lazy
-from marginax.deep.config import ActorCriticConfig, QConfig, TD3Config
+from marginax.deep.config import TD3Config
+from marginax.deep.discrete_config import ActorCriticConfig, QConfig
 from marginax.deep.run_config import PopulationConfig
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array
 
 from marginax.deep import checkpoint
-from marginax.deep.config import DiscreteConfig
+from marginax.deep.discrete_config import DiscreteConfig
 from marginax.deep.learner import Learner, LearnerState, Plan
 from marginax.simulators.accelerated import make_accelerated
 from marginax.simulators.pool import Evaluation

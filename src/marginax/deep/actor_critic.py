@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from marginax import targets as estimates
 from marginax.deep import path_network, replay
-from marginax.deep.config import ActorCriticConfig
 from marginax.deep.critic_targets import later, masked_mean, path_loss
+from marginax.deep.discrete_config import ActorCriticConfig
 from marginax.deep.networks import ObservationNetwork, actor_vector, observation_network
 from marginax.deep.path_network import PathNetwork, Paths
 from marginax.deep.q_learning import delayed_rounds, observe, rounds, run_round

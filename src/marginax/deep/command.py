@@ -13,9 +13,9 @@ import tyro
 
 from marginax._checks import choice, last_given
 from marginax._files import check_writable
-from marginax.deep.config import CONFIGS, TD3_PRESETS, AgentConfig, TD3Config
+from marginax.deep.config import TD3_PRESETS, AgentConfig, TD3Config
 from marginax.deep.metrics import METRICS
-from marginax.deep.run_config import PopulationConfig
+from marginax.deep.run_config import CONFIGS, PopulationConfig
 
 
 def train(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:

@@ -21,7 +21,8 @@ import numpy as np
 from jaxtyping import Array
 
 from marginax.deep import actor_critic, q_learning, td3
-from marginax.deep.config import ActorCriticConfig, AgentConfig, DiscreteConfig, QConfig, TD3Config
+from marginax.deep.config import AgentConfig, TD3Config
+from marginax.deep.discrete_config import ActorCriticConfig, DiscreteConfig, QConfig
 from marginax.deep.networks import layer_sizes
 from marginax.deep.replay import Replay
 from marginax.simulators.rollout import row_width

@@ -25,7 +25,8 @@ import numpy as np
 
 from marginax.deep import checkpoint
 from marginax.deep.accelerated import DeviceLearner, DevicePool
-from marginax.deep.config import ActorCriticConfig, AgentConfig, DiscreteConfig, TD3Config
+from marginax.deep.config import AgentConfig, TD3Config
+from marginax.deep.discrete_config import ActorCriticConfig, DiscreteConfig
 from marginax.deep.learner import AGENTS, Learner, LearnerState, Plan
 from marginax.deep.metrics import MetricsLog
 from marginax.deep.policy import Policy, policy_name

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from marginax.deep.config import DiscreteConfig, DiscreteOperator, QConfig
 from marginax.deep.critic_targets import (
     Bootstrap,
     CriticTarget,
@@ -26,6 +25,7 @@ from marginax.deep.critic_targets import (
     init_estimator,
     summarise,
 )
+from marginax.deep.discrete_config import DiscreteConfig, DiscreteOperator, QConfig
 from marginax.deep.networks import ObservationNetwork, dense_vector, observation_network
 from marginax.deep.replay import Sequences, draw
 from marginax.deep.weight_network import adam

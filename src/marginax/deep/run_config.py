@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marginax.deep.config import CONFIGS, AgentConfig, TD3Config
+from marginax.deep.config import AgentConfig, TD3Config
+from marginax.deep.discrete_config import ActorCriticConfig, QConfig
+
+CONFIGS: dict[str, type[AgentConfig]] = {each.kind: each for each in (TD3Config, QConfig, ActorCriticConfig)}
+"""The settings of every agent, by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)

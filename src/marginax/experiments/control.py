@@ -30,7 +30,7 @@ _MARGINALIZED = {
     "weight_critic_penalty": 1.0,
 }
 _ALL = {**_MARGINALIZED, "target_steps": "all"}
-CHANGES: dict[str, dict[str, Any]] = {
+FORMS: dict[str, dict[str, Any]] = {
     "one-step": {"operator": "one-step"},
     "n-step": {"operator": "n-step"},
     "retrace": {"operator": "retrace"},
@@ -54,6 +54,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "retrace-clip-2": {"operator": "retrace", "clip": 2.0},
     "marginalized-regression-clip-2": {**_MARGINALIZED, "clip": 2.0},
     "marginalized-paths-clip-2": {**_MARGINALIZED, "weights": "paths", "clip": 2.0},
+}
+"""Operators by name, each as changes of the agent's settings."""
+OPTIONS: dict[str, dict[str, Any]] = {
     "scaled-observations": {"scale_observations": True},
     "late-updates": {"update_after": 10_000},
     "layer-norm": {"layer_norm": True},
@@ -66,7 +69,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "time-limits-end": {"time_feature": True, "time_limits_end": True},
     "discount-0.98": {"discount": 0.98},
 }
-"""What is compared, by name: operators, and options of one-step TD3, each as changes of the agent's settings."""
+"""Options of one-step TD3 by name, likewise."""
+CHANGES = FORMS | OPTIONS
+"""What can be compared, by name."""
 if TYPE_CHECKING:
     OperatorName = str
 else:

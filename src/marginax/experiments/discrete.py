@@ -112,7 +112,7 @@ class Discrete(Experiment):
         self, game: str, variants: Mapping[str, Mapping[str, Any]], frames: int
     ) -> "PopulationConfig":
         """What is trained on a game: each variant of the settings with every seed, in one program."""
-        from marginax.deep.config import QConfig
+        from marginax.deep.discrete_config import QConfig
 
         common = QConfig(
             weights="paths",
@@ -154,7 +154,7 @@ class Discrete(Experiment):
 
     def actor_critics(self, game: str) -> "PopulationConfig":
         """Actor-critics on a game: each share of replayed data with both operators."""
-        from marginax.deep.config import ActorCriticConfig
+        from marginax.deep.discrete_config import ActorCriticConfig
 
         copies, length = 32, 16
         common = ActorCriticConfig(
