@@ -64,7 +64,7 @@ def test_the_policy_that_acts_needs_no_scaling():
     ids=lambda settings: "-".join(settings.values()),
 )
 def test_learning_with_scaled_observations_is_learning_from_a_scaled_batch(settings):
-    plain = TD3Config(sequence_length=3, **settings, **SMALL)
+    plain = TD3Config(sequence_length=3, scale_observations=False, **settings, **SMALL)
     scaling = dataclasses.replace(plain, scale_observations=True)
     scaler = Scaler.fresh(2).add(jnp.array([[1.0, -2.0], [3.0, 5.0], [0.0, 1.0]]))
     batch, key = batch_of(plain), jax.random.key(1)
@@ -183,11 +183,13 @@ def test_a_run_with_every_option_resumes_exactly_and_its_policy_plays(tmp_path):
 
 
 def test_runs_from_before_an_option_was_there_go_on(tmp_path):
-    config = PopulationConfig(simulator="Pendulum-v1", groups={"a": TD3Config(**SMALL)}, steps=100)
+    before = TD3Config.preset("spinning-up", **SMALL)
+    config = PopulationConfig(simulator="Pendulum-v1", groups={"a": before}, steps=100)
     earlier = config.to_json()
-    del earlier["groups"]["a"]["time_limits_end"], earlier["groups"]["a"]["layer_norm"]
+    for name in ("time_limits_end", "layer_norm", "scale_observations", "saturation_penalty"):
+        del earlier["groups"]["a"][name]
     config.require_same(earlier, tmp_path)
-    changed = dataclasses.replace(config, groups={"a": TD3Config(layer_norm=True, **SMALL)})
+    changed = dataclasses.replace(config, groups={"a": dataclasses.replace(before, layer_norm=True)})
     with pytest.raises(ValueError, match="holds a run with layer_norm = False, not True"):
         changed.require_same(earlier, tmp_path)
 

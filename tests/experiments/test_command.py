@@ -1,14 +1,17 @@
 """`marginax reproduce` and `marginax show`, small, from end to end."""
 
 import csv
+import dataclasses
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tyro
 
 from marginax import cli, learning, problems, report, traces
 from marginax.experiments import command, measures
@@ -140,6 +143,18 @@ def test_quick_is_smaller_and_the_default_is_the_papers(name):
     if name == "policy-iteration":
         assert default.seeds == 50
     assert json.dumps(default.settings())
+
+
+@pytest.mark.parametrize("name", command.EXPERIMENTS)
+def test_the_command_of_a_report_gives_the_experiment_again(name, monkeypatch):
+    ours = dataclasses.replace(command.load(name)().quick(), seeds=4, seed=3, discount=0.97)
+    words = shlex.split(ours.command)
+    assert words[:3] == ["marginax", "reproduce", name]
+    seen = []
+    monkeypatch.setattr(command, "_reproduce", lambda experiments, options: seen.extend(experiments))
+    _, function, rest = command.reproduce(words[2:])
+    tyro.cli(function, args=rest)
+    assert seen == [ours]
 
 
 def test_the_chain_has_the_panels_of_table_1():

@@ -126,7 +126,8 @@ def test_a_preset_is_where_the_settings_start():
 def test_the_command_of_a_report_gives_the_same_settings():
     changes = {"act_noise": 0.3, "scale_observations": False, "layer_norm": True, "hidden": (8, 4)}
     agent = TD3Config(**changes)
-    control = Control(preset="default", tasks=("Pendulum-v1",), seeds=3, agent=agent)
+    plain: dict = {"tasks": ("Pendulum-v1",), "seeds": 3, "seed": 7, "discount": 0.98, "episodes": 2}
+    control = Control(preset="default", agent=agent, **plain)
     words = control.command.split()
     program, function, rest = reproduce(words[2:])  # without marginax reproduce
     assert program == "marginax reproduce control"
@@ -137,6 +138,14 @@ def test_the_command_of_a_report_gives_the_same_settings():
         )
         tyro.cli(function, args=rest)
     assert seen == [control]
+
+
+def test_options_that_change_nothing_are_refused():
+    assert Control(operators=("one-step", "scaled-observations"))
+    with pytest.raises(
+        ValueError, match="'one-step' and 'scaled-observations' have the same settings at the"
+    ):
+        Control(preset="default", operators=("one-step", "scaled-observations"))
 
 
 @pytest.mark.parametrize("preset", ["default", "spinning-up"])

@@ -52,9 +52,9 @@ class AgentConfig:
     leaves the solution as it is. 0 is the paper's."""
     discount: float = 0.99
     """γ."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     """Adam's step size for the networks that act and value."""
-    batch_size: int = 100
+    batch_size: int = 256
     """Sequences in a batch."""
     hidden: tuple[int, ...] = (256, 256)
     """Hidden units of each layer of every network."""
@@ -75,6 +75,8 @@ class AgentConfig:
     """The agent's name on the command line and in files."""
     discrete: ClassVar[bool]
     """Whether the agent chooses among discrete actions."""
+    before: ClassVar[dict[str, Any]] = {}
+    """What runs did that were stored before a setting existed, where that is not its default."""
 
     def __post_init__(self) -> None:
         for name, allowed in typing.get_type_hints(type(self)).items():
@@ -146,7 +148,7 @@ class AgentConfig:
         if unknown := sorted(set(data) - known):
             raise ValueError(f"{unknown[0]!r} is not a setting of the agent.")
         settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        return cls(**settings)
+        return cls(**{**cls.before, **settings})
 
 
 _MAY_BE_NONE = ("target_steps",)
@@ -176,10 +178,6 @@ class TD3Config(AgentConfig):
 
     operator: Operator = "one-step"
     """The operator whose sampled estimate is the critic's target."""
-    learning_rate: float = 3e-4
-    """Adam's step size for actor and critics."""
-    batch_size: int = 256
-    """Sequences in a batch."""
     target_steps: TargetSteps | None = None
     """Which steps after the first a `marginalized` target reads: `all` of the sequence, or `one` drawn at random,
     which costs about as much as two one-step targets whatever the length, and is a little noisier. None: `one` for
@@ -215,6 +213,7 @@ class TD3Config(AgentConfig):
 
     kind: ClassVar[str] = "td3"
     discrete: ClassVar[bool] = False
+    before: ClassVar[dict[str, Any]] = {"scale_observations": False, "saturation_penalty": 0.0}
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> "TD3Config":

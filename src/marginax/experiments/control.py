@@ -15,7 +15,7 @@ from marginax._checks import choice, last_given
 from marginax.deep.config import TD3_PRESETS, TD3Config
 from marginax.deep.run_config import PopulationConfig
 from marginax.engine import Engine
-from marginax.experiments.runner import Arrays, Experiment, Part
+from marginax.experiments.runner import Arrays, Experiment, Part, flag
 
 if TYPE_CHECKING:
     from marginax.deep.curves import Curve
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     OperatorName = str
 else:
     OperatorName = Literal[tuple(CHANGES)]
+_NOT_NUMBERS = ("agent", "time_limit", "checkpoint_minutes", "report_only", "trained")
 OPERATORS = ("one-step", "retrace-paper", "retrace", "marginalized-paper", "marginalized-regression")
 
 
@@ -131,6 +132,12 @@ class Control(Experiment):
             if (value := getattr(self.agent, name)) != getattr(start, name):
                 flag = "--discount" if name == "discount" else "--operators"
                 raise ValueError(f"agent.{name} cannot be set here, got {value!r}: use {flag}.")
+        seen: dict[TD3Config, str] = {}
+        for name in self.operators:
+            if (same := seen.setdefault(self._group(name), name)) != name:
+                raise ValueError(
+                    f"operators must differ, but {same!r} and {name!r} have the same settings at the preset {self.preset!r}."
+                )
         if self.seeds < 1 or not self.tasks:
             raise ValueError(f"seeds and tasks must not be empty, got {self.seeds} and {list(self.tasks)}.")
         if not self.checkpoint_minutes > 0:
@@ -157,37 +164,28 @@ class Control(Experiment):
 
     def settings(self) -> dict[str, Any]:
         """All that the numbers depend on, as plain data."""
-        left_out = ("time_limit", "checkpoint_minutes", "report_only", "agent")
+        left_out = set(_NOT_NUMBERS) - {"trained"}
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
         lists = {"tasks": list(self.tasks), "operators": list(self.operators)}
         return {"experiment": self.name, **plain, **lists, "agent": self.agent.to_json()}
 
     @property
     def command(self) -> str:
-        words = ["marginax reproduce control", "--tasks", *self.tasks, "--operators", *self.operators]
-        words += ["--seeds", str(self.seeds), "--steps", str(self.steps)]
-        for name in ("evaluate_every", "episodes"):
-            if getattr(self, name) != getattr(Control, name):
-                words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
-        if self.preset != Control.preset:
-            words += ["--preset", self.preset]
+        words = ["marginax reproduce control", *flag("tasks", self.tasks), *flag("operators", self.operators)]
+        words += [*flag("seeds", self.seeds), *flag("steps", self.steps)]
+        words += self._changed(("tasks", "operators", "seeds", "steps", *_NOT_NUMBERS))
         start = TD3Config.preset(self.preset).to_json()
-        for name, value in self.agent.to_json().items():
-            flag = name.replace("_", "-")
-            if value == start[name]:
-                continue
-            if isinstance(value, bool):
-                words += [f"--agent.{flag}" if value else f"--agent.no-{flag}"]
-            else:
-                words += [f"--agent.{flag}", *map(str, value if isinstance(value, list) else [value])]
-        return " ".join(words)
+        changed = {name: value for name, value in self.agent.to_json().items() if value != start[name]}
+        return " ".join(words + [word for name in changed for word in flag(f"agent.{name}", changed[name])])
+
+    def _group(self, name: str) -> TD3Config:
+        return dataclasses.replace(self.agent, **{"discount": self.discount, **CHANGES[name]})
 
     def population(self, task: str) -> PopulationConfig:
         """What is trained on a task."""
-        common = dataclasses.replace(self.agent, discount=self.discount)
         return PopulationConfig(
             simulator=task,
-            groups={name: dataclasses.replace(common, **CHANGES[name]) for name in self.operators},
+            groups={name: self._group(name) for name in self.operators},
             seeds=tuple(range(self.seed, self.seed + self.seeds)),
             steps=self.steps,
             evaluate_every=self.evaluate_every,

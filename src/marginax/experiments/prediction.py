@@ -120,11 +120,6 @@ class Prediction(Sizes, Experiment):
         """Updates between two errors of a curve."""
         return self.period // self.reports
 
-    @property
-    def command(self) -> str:
-        games = "" if self.games == tuple(NAMES) else f" --games {' '.join(self.games)}"
-        return f"marginax reproduce {self.name} --seeds {self.seeds}{games}"
-
     def parts(self) -> list[Part]:
         return [
             Part(

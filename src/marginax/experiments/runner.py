@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -99,8 +100,16 @@ class Experiment(abc.ABC):
 
     @property
     def command(self) -> str:
-        """The command line that runs this experiment by itself."""
-        return f"marginax reproduce {self.name} --seeds {self.seeds}"
+        """The command line that runs this experiment by itself: its seeds, and whatever differs from the defaults."""
+        return " ".join(
+            [f"marginax reproduce {self.name}", *flag("seeds", self.seeds), *self._changed(("seeds",))]
+        )
+
+    def _changed(self, without: Sequence[str]) -> list[str]:
+        """Flags of the settings that differ from the defaults."""
+        fields = (field for field in dataclasses.fields(self) if field.name not in without)
+        given = ((field, getattr(self, field.name)) for field in fields)
+        return [word for field, value in given if value != field.default for word in flag(field.name, value)]
 
     def prepared(self, folder: Path, workers: int | None, engine: Engine) -> "Experiment":
         """The experiment after work in its folder that is not made of parts, such as training; by default itself."""
@@ -113,6 +122,22 @@ class Experiment(abc.ABC):
     @abc.abstractmethod
     def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
         """Writes figures and CSV files into `folder` and says what they show; `data` maps labels to arrays."""
+
+
+def flag(name: str, value: Any) -> list[str]:
+    """A setting as words of a command.
+
+    >>> flag("act_noise", 0.3), flag("family", False), flag("games", ("a", "b"))
+    (['--act-noise', '0.3'], ['--no-family'], ['--games', 'a', 'b'])
+    """
+    dashed, lead = name.replace("_", "-"), ""
+    if "." in dashed:
+        group, dashed = dashed.split(".")
+        lead = f"{group}."
+    if isinstance(value, bool):
+        return [f"--{lead}{dashed}" if value else f"--{lead}no-{dashed}"]
+    values = value if isinstance(value, list | tuple) else (value,)
+    return [f"--{lead}{dashed}", *(shlex.quote(str(each)) for each in values)]
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
