@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 DATA = DOCS / "data"
 Rows = list[tuple[str, ...]]
+GAMES = {"four-rooms": "Four Rooms", "noisy-catch": "noisy Catch"}
 
 
 @cache
@@ -66,22 +67,14 @@ def baseline(run: str) -> dict[str, Curve]:
 
 
 @cache
-def games() -> dict[str, dict[str, Curve]]:
-    """The curves of every game with discrete actions, by operator."""
-    names = dict.fromkeys(row["game"] for row in read("discrete.csv"))
-    return {
-        name: returns_of(
-            name, ((row["operator"], row) for row in read("discrete.csv") if row["game"] == name)
-        )
-        for name in names
-    }
-
-
-@cache
-def variants(part: str, game: str) -> dict[str, Curve]:
-    """The curves of the ablation or of the actor-critics of a game, by variant."""
-    rows = (row for row in read("discrete-variants.csv") if (row["part"], row["game"]) == (part, game))
-    return returns_of(game, ((row["variant"], row) for row in rows))
+def games(part: str = "operators") -> dict[str, dict[str, Curve]]:
+    """The curves of a part of `discrete.csv`, by game and variant."""
+    found: dict[str, list[tuple[str, dict[str, str]]]] = {}
+    for row in read("discrete.csv"):
+        if row["part"] == part:
+            name = row["game"].partition("/")[2].removesuffix("-MinAtar")
+            found.setdefault(GAMES.get(name, name), []).append((row["variant"], row))
+    return {game: returns_of(game, rows) for game, rows in found.items()}
 
 
 def until(curve: Curve, steps: int) -> Curve:
@@ -104,7 +97,7 @@ def against(one: Curve, other: Curve, what: str = "final") -> str:
 
 def variance(curve: Curve) -> str:
     """The variance of target minus Q over Retrace's on the same batches."""
-    if curve.label == "retrace" or "marginalized" not in curve.label:
+    if "marginalized" not in curve.label:
         return ""
     ratio = variance_ratio(curve, "retrace")
     band = bootstrap(ratio)
@@ -211,6 +204,7 @@ def options(run: str, steps: int) -> Rows:
     return rows
 
 
+DEFAULTS = ("default", "default, γ = 0.98")
 NOISY = "default-cheetah-run-noise-0.3"
 SPINNING_UP = {
     "cheetah-run": "cheetah-run-1M",
@@ -245,6 +239,22 @@ def published() -> Rows:
     return rows
 
 
+def two_cores() -> Rows:
+    """Single seeds that two cores had time for, beside the ten seeds of the defaults at the same step."""
+    rows: Rows = [("task", "settings", "seed", "steps", "return", "default at that step: mean (range)")]
+    for task in SPINNING_UP:
+        mine = [row for row in read("baseline.csv") if row["run"] == f"{task}, two cores"]
+        base = next(c for label, c in reversed(baseline(task).items()) if label in DEFAULTS)
+        last = {(row["settings"], row["seed"]): row for row in mine}  # lines are in the order of steps
+        for (settings, seed), row in last.items():
+            then = until(base, int(row["step"])).returns[:, -1]
+            cells = (f"{int(row['step']):,}", f"{float(row['return']):,.0f}")
+            rows.append(
+                (task, settings, seed, *cells, f"{then.mean():,.0f} ({then.min():,.0f} to {then.max():,.0f})")
+            )
+    return rows
+
+
 def combinations() -> Rows:
     """Settings together, and beside Spinning Up's at the same evaluations of the same seeds."""
     own = ("task", "settings", "seeds", "steps", "last return", "worst seed")
@@ -252,7 +262,7 @@ def combinations() -> Rows:
     for task, file in SPINNING_UP.items():
         old = curves(file)["one-step"]
         for label, curve in baseline(task).items():
-            new, base = together(curve, old)
+            new, base = curve.beside(old), old.beside(curve)
             last = curve.returns[:, -1]
             cells = (returns(last), f"{last.min():,.0f}", str(len(new.seeds)), returns(base.returns[:, -1]))
             words = (task, label, str(len(curve.seeds)), f"{int(curve.steps[-1]):,}")
@@ -267,7 +277,6 @@ def score(curve: Curve) -> str:
     return f"{float(middle):.{digits}f} ({band.low:.{digits}f}–{band.high:.{digits}f})"
 
 
-GAMES = {"four-rooms": "Four Rooms", "noisy-catch": "noisy Catch"}
 OPERATORS = {
     **{"one-step": "one-step", "n-step": "n-step", "peng": "Peng's Q(λ)", "tree-backup": "tree backup"},
     **{"retrace": "Retrace", "marginalized": "marginalized"},
@@ -276,7 +285,7 @@ OPERATORS = {
 
 def discrete() -> Rows:
     """Every operator in every game."""
-    rows: Rows = [("", *(GAMES.get(name, name) for name in games()))]
+    rows: Rows = [("", *games())]
     for label, words in OPERATORS.items():
         rows.append((words, *(score(found[label]) for found in games().values())))
     return rows
@@ -284,14 +293,14 @@ def discrete() -> Rows:
 
 def discrete_differences() -> Rows:
     """The marginalized operator against the others, as intervals of differences of the area."""
-    rows: Rows = [("marginalized against", *(GAMES.get(name, name) for name in games()))]
+    rows: Rows = [("marginalized against", *games())]
     for label, words in OPERATORS.items():
         if label == "marginalized":
             continue
         cells = []
         for found in games().values():
             band = bootstrap((found["marginalized"].area, found[label].area), difference)
-            digits = 2 if max(abs(band.low), abs(band.high)) < 2 else 1
+            digits = 3 if max(abs(band.low), abs(band.high)) < 2 else 1
             mark = "**" if band.low > 0 or band.high < 0 else ""
             cells.append(f"{mark}{band.low:+.{digits}f} to {band.high:+.{digits}f}{mark}")
         rows.append((words, *cells))
@@ -300,7 +309,7 @@ def discrete_differences() -> Rows:
 
 def ablation_of_games() -> Rows:
     """Settings of the two corrected operators in Asterix."""
-    found = variants("ablation", "Asterix")
+    (found,) = games("ablation").values()
     names = [name.removeprefix("marginalized") for name in found if name.startswith("marginalized")]
     rows: Rows = [("", *(name.removeprefix(", ") or "as above" for name in names))]
     for label in ("retrace", "marginalized"):
@@ -311,9 +320,9 @@ def ablation_of_games() -> Rows:
 
 def actor_critics() -> Rows:
     """V-trace and its marginalized form with growing shares of replayed data."""
-    of = {game: variants("actor-critic", game) for game in ("Breakout", "SpaceInvaders")}
+    of = games("actor-critic")
     rows: Rows = [("replay, c̄", *(f"{game}, {form}" for game in of for form in ("V-trace", "marginalized")))]
-    names = [name.removeprefix("vtrace, ") for name in of["Breakout"] if name.startswith("vtrace")]
+    names = [name.removeprefix("vtrace, ") for name in next(iter(of.values())) if name.startswith("vtrace")]
     for name in names:
         cells = [
             score(found[f"{form}, {name}"]) if f"{form}, {name}" in found else ""
@@ -325,24 +334,14 @@ def actor_critics() -> Rows:
 
 
 def default_claims() -> Rows:
-    """The paper's sentences on Figure 3 for the operators on the new footing, by the area under the curve."""
-    rows: Rows = [("claim", "where", "effect [95% interval]", "verdict")]
+    """What the report says of the operators on the new footing; of both returns, by the area under the curve."""
+    rows: Rows = []
     for where, name in {"HalfCheetah": "default-HalfCheetah", "cheetah-run": NOISY}.items():
         found = {label: until(curve, 650_000) for label, curve in curves(name).items()}
         for claim in claims(where, found):
-            if claim.measure.startswith(("area", "log of the ratio of the variances")):
+            if not claim.measure.startswith("final return"):
                 rows.append((claim.text, where, claim.numbers, claim.verdict))
-    return [rows[0], *sorted(rows[1:], key=lambda row: row[0])]
-
-
-def together(one: Curve, other: Curve) -> tuple[Curve, Curve]:
-    """Two curves at the steps and seeds that both have."""
-    out = []
-    for mine, its in ((one, other), (other, one)):
-        seeds, steps = np.isin(mine.seeds, its.seeds), np.isin(mine.steps, its.steps)
-        kept = {"seeds": mine.seeds[seeds], "steps": mine.steps[steps], "failed": mine.failed[seeds]}
-        out.append(mine._replace(returns=mine.returns[seeds][:, steps], diagnostics={}, **kept))
-    return out[0], out[1]
+    return [("claim", "where", "effect [95% interval]", "verdict"), *sorted(rows, key=lambda row: row[0])]
 
 
 def _order(label: str) -> tuple[int, str]:
@@ -358,7 +357,7 @@ PAGES: dict[str, dict[str, Callable[[], Rows]]] = {
     "baseline.md": {
         "cheetah-run": partial(options, "cheetah-run options", 300_000),
         "walker-run": partial(options, "walker-run options", 190_000),
-        **{f.__name__: f for f in (published, combinations)},
+        **{f.__name__: f for f in (published, two_cores, combinations)},
         "operators-HalfCheetah": partial(sooner, "default-HalfCheetah", 650_000),
         "operators-cheetah-run": partial(sooner, NOISY),
         "claims": default_claims,
@@ -408,7 +407,7 @@ def figures() -> None:
         draw_finals({"mujoco/cheetah-run": ablated}, folder, "control-ablation")
         draw_returns(
             {
-                GAMES.get(name, name): (found["one-step"].steps, {k: found[k].returns for k in OPERATORS})
+                name: (found["one-step"].steps, {k: found[k].returns for k in OPERATORS})
                 for name, found in games().items()
             },
             folder,

@@ -50,12 +50,14 @@ def test_claims_follow_the_returns(tmp_path):
     assert len(section.tables) == 3
     with (tmp_path / "returns.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
-    assert len(lines) == 2 * 3 * 5 * 4  # games, operators, seeds, evaluations
-    last = {**lines[-1], "return": float(lines[-1]["return"])}
-    assert [last[name] for name in ("game", "operator", "seed", "step")] == [
-        *("grid/noisy-catch", "marginalized", "4", "40"),
-    ]
-    assert last["return"] == pytest.approx(data["grid-noisy-catch-operators"]["return"][-1, -1, -1])
+    variants = 2 * 3 + len(QUICK.variants())
+    assert len(lines) == variants * 5 * 4  # seeds, evaluations
+    last = [line for line in lines if line["part"] == "operators"][-1]
+    named = [last[name] for name in ("game", "variant", "seed", "step")]
+    assert named == ["grid/noisy-catch", "marginalized", "4", "40"]
+    expected = data["grid-noisy-catch-operators"]["return"][-1, -1, -1]
+    assert float(last["return"]) == pytest.approx(expected)
+    assert lines[-1]["part"] == "ablation"
     assert (tmp_path / "discrete.png").exists()
 
 

@@ -168,10 +168,9 @@ def _draw_diagnostics(tasks: Tasks, folder: Path, name: str) -> None:
             for operator, curve in found.items():
                 style = report.operator_style(operator)
                 for axis, column in ((left, "error_variance"), (right, "weight_mean")):
-                    known = ~np.isnan(curve.diagnostics[column]).all(
-                        axis=0
-                    )  # the first updates may come later
-                    typical = np.nanmedian(curve.diagnostics[column][:, known], axis=0)
+                    grid = curve.diagnostics[column]
+                    known = ~np.isnan(grid).all(axis=0)  # the first updates may come later
+                    typical = np.nanmedian(grid[:, known], axis=0)
                     axis.plot(curve.steps[known] / 1000, typical, color=style.colour, label=style.label)
             left.set_yscale("log")
             left.set_ylabel("variance of target - Q")

@@ -241,9 +241,8 @@ class Discrete(Experiment):
         for game in self.actor_critic:
             arrays = data[f"{slug(game)}-actor-critic"]
             tables.append(self._table("Actor-critic", game, arrays, tuple(ACTOR_CRITICS)))
-        write_csv(
-            folder / "returns.csv", ("game", "operator", "seed", "step", "return", *KEPT), self._rows(found)
-        )
+        columns = ("part", "game", "variant", "seed", "step", "return", *KEPT)
+        write_csv(folder / "returns.csv", columns, self._rows(data))
         return report.Section(
             self.name,
             "Discrete actions (beyond the paper)",
@@ -264,20 +263,18 @@ class Discrete(Experiment):
             data=("returns.csv",),
         )
 
-    def _rows(self, found: Mapping[str, Arrays]) -> list[tuple[Any, ...]]:
-        """Every evaluation of every agent."""
+    def _rows(self, data: Mapping[str, Arrays]) -> list[tuple[Any, ...]]:
+        """Every evaluation of every agent: part, game, variant, seed, step and numbers."""
         return [
             (
-                game,
-                operator,
-                self.seed + i,
-                int(step),
-                *(float(arrays[name][g, i, t]) for name in ("return", *KEPT)),
+                name.removeprefix(f"{slug(config.simulator)}-"),
+                *(config.simulator, variant, seed, int(step)),
+                *(float(data[name][column][g, i, t]) for column in ("return", *KEPT)),
             )
-            for game, arrays in found.items()
-            for g, operator in enumerate(self.operators)
-            for i in range(self.seeds)
-            for t, step in enumerate(arrays["steps"])
+            for name, config in self.work().items()
+            for g, variant in enumerate(config.groups)
+            for i, seed in enumerate(config.seeds)
+            for t, step in enumerate(data[name]["steps"])
         ]
 
     def _table(self, title: str, game: str, arrays: Arrays, names: tuple[str, ...]) -> report.Table:
