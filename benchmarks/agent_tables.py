@@ -300,9 +300,9 @@ def discrete_differences() -> Rows:
         cells = []
         for found in games().values():
             band = bootstrap((found["marginalized"].area, found[label].area), difference)
-            digits = 3 if max(abs(band.low), abs(band.high)) < 2 else 1
+            digits = "+.2g" if max(abs(band.low), abs(band.high)) < 2 else "+.1f"
             mark = "**" if band.low > 0 or band.high < 0 else ""
-            cells.append(f"{mark}{band.low:+.{digits}f} to {band.high:+.{digits}f}{mark}")
+            cells.append(f"{mark}{band.low:{digits}} to {band.high:{digits}}{mark}")
         rows.append((words, *cells))
     return rows
 
