@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     OperatorName = str
 else:
     OperatorName = Literal[tuple(CHANGES)]
-_NOT_NUMBERS = ("agent", "time_limit", "checkpoint_minutes", "report_only", "trained")
+_HANDLING = ("time_limit", "checkpoint_minutes", "report_only")  # flags that change no result
 OPERATORS = ("one-step", "retrace-paper", "retrace", "marginalized-paper", "marginalized-regression")
 
 
@@ -164,7 +164,7 @@ class Control(Experiment):
 
     def settings(self) -> dict[str, Any]:
         """All that the numbers depend on, as plain data."""
-        left_out = set(_NOT_NUMBERS) - {"trained"}
+        left_out = (*_HANDLING, "agent")
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
         lists = {"tasks": list(self.tasks), "operators": list(self.operators)}
         return {"experiment": self.name, **plain, **lists, "agent": self.agent.to_json()}
@@ -173,7 +173,7 @@ class Control(Experiment):
     def command(self) -> str:
         words = ["marginax reproduce control", *flag("tasks", self.tasks), *flag("operators", self.operators)]
         words += [*flag("seeds", self.seeds), *flag("steps", self.steps)]
-        words += self._changed(("tasks", "operators", "seeds", "steps", *_NOT_NUMBERS))
+        words += self._changed(("tasks", "operators", "seeds", "steps", "agent", "trained", *_HANDLING))
         start = TD3Config.preset(self.preset).to_json()
         changed = {name: value for name, value in self.agent.to_json().items() if value != start[name]}
         return " ".join(words + [word for name in changed for word in flag(f"agent.{name}", changed[name])])

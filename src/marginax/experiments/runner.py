@@ -130,14 +130,11 @@ def flag(name: str, value: Any) -> list[str]:
     >>> flag("act_noise", 0.3), flag("family", False), flag("games", ("a", "b"))
     (['--act-noise', '0.3'], ['--no-family'], ['--games', 'a', 'b'])
     """
-    dashed, lead = name.replace("_", "-"), ""
-    if "." in dashed:
-        group, dashed = dashed.split(".")
-        lead = f"{group}."
-    if isinstance(value, bool):
-        return [f"--{lead}{dashed}" if value else f"--{lead}no-{dashed}"]
-    values = value if isinstance(value, list | tuple) else (value,)
-    return [f"--{lead}{dashed}", *(shlex.quote(str(each)) for each in values)]
+    group, dot, last = name.replace("_", "-").rpartition(".")
+    if value is False:
+        return [f"--{group}{dot}no-{last}"]
+    values = () if value is True else value if isinstance(value, list | tuple) else (value,)
+    return [f"--{group}{dot}{last}", *(shlex.quote(str(each)) for each in values)]
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
