@@ -125,6 +125,17 @@ def test_the_actor_waits_and_then_moves():
     assert moved == [False, False, True]
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, 1e-3), (2e-4, 2e-4)])
+def test_the_actor_has_a_step_size_of_its_own(given, expected):
+    # Adam's first step is its step size in every direction with a slope.
+    config = TD3Config(learning_rate=1e-3, actor_learning_rate=given, **SMALL)
+    state = agent(config)
+    moved, _ = update(config, state, batch_of(config), jax.random.key(0), delayed=True)
+    for name, size in (("actor", expected), ("critic", 1e-3)):
+        steps = jax.tree.map(lambda x, y: jnp.max(jnp.abs(x - y)), getattr(moved, name), getattr(state, name))
+        assert max(jax.tree.leaves(steps)) == pytest.approx(size, rel=1e-2)
+
+
 def test_a_time_limit_counts_as_the_end_only_if_asked():
     rows = replay.pack(np.zeros((2, 1)), np.zeros((2, 1)), [1, 1], [0, 0], [0, 1], [0, 0], np.ones((2, 1)))
     buffer = replay.add(replay.empty(2, 1, 1), rows)
@@ -186,7 +197,8 @@ def test_runs_from_before_an_option_was_there_go_on(tmp_path):
     before = TD3Config.preset("spinning-up", **SMALL)
     config = PopulationConfig(simulator="Pendulum-v1", groups={"a": before}, steps=100)
     earlier = config.to_json()
-    for name in ("time_limits_end", "layer_norm", "scale_observations", "saturation_penalty"):
+    new = ("time_limits_end", "layer_norm", "scale_observations", "saturation_penalty", "actor_learning_rate")
+    for name in new:
         del earlier["groups"]["a"][name]
     config.require_same(earlier, tmp_path)
     changed = dataclasses.replace(config, groups={"a": dataclasses.replace(before, layer_norm=True)})
@@ -200,6 +212,7 @@ def test_runs_from_before_an_option_was_there_go_on(tmp_path):
         ("actor_scale", 0.0, "actor_scale must be above 0"),
         ("saturation_penalty", -1.0, "saturation_penalty must be at least 0"),
         ("actor_after", -1, "actor_after must be at least 0"),
+        ("actor_learning_rate", 0.0, "actor_learning_rate must be above 0"),
     ],
 )
 def test_bad_options_are_named(name, value, message):

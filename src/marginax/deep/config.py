@@ -162,8 +162,8 @@ def _choices(annotation: Any) -> tuple[str, ...]:
 class TD3Config(AgentConfig):
     """Settings of TD3; wrong ones raise `ValueError` at once.
 
-    The defaults are Spinning Up's, but for scaled observations, a penalty of saturated actions, and larger batches
-    with smaller steps: see the page on the baseline. `preset` gives the settings of others.
+    The defaults are Spinning Up's, but for scaled observations, a penalty of saturated actions, larger batches, smaller
+    steps of the actor and more exploration: see the page on the baseline. `preset` gives the settings of others.
 
     Actions are scaled to the box [-1, 1] inside the agent, so noise scales are fractions of half the range of
     an action (for simulators with actions in [-1, 1], Spinning Up's numbers as they are).
@@ -186,9 +186,13 @@ class TD3Config(AgentConfig):
     """Power of the ratio π/μ in the traces: 1 is the paper's, less is softer."""
     trace_scale: float | None = None
     """Standard deviation of π around the actor's output; None: that of the exploration."""
+    learning_rate: float = 1e-3
+    """Adam's step size for the critics."""
+    actor_learning_rate: float | None = 3e-4
+    """Adam's step size for the actor; None: that of the critics."""
     polyak: float = 0.995
     """Share of the old target networks kept at each update of them."""
-    act_noise: float = 0.1
+    act_noise: float = 0.3
     """Standard deviation of the exploration noise."""
     target_noise: float = 0.2
     """Standard deviation of the noise on the target policy's actions."""
@@ -213,7 +217,11 @@ class TD3Config(AgentConfig):
 
     kind: ClassVar[str] = "td3"
     discrete: ClassVar[bool] = False
-    before: ClassVar[dict[str, Any]] = {"scale_observations": False, "saturation_penalty": 0.0}
+    before: ClassVar[dict[str, Any]] = {
+        "scale_observations": False,
+        "saturation_penalty": 0.0,
+        "actor_learning_rate": None,
+    }
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> "TD3Config":
@@ -229,7 +237,7 @@ class TD3Config(AgentConfig):
         self._require("policy_delay", lambda x: x >= 1, "be at least 1")
         for name in ("target_noise", "noise_clip", "saturation_penalty", "actor_after"):
             self._require(name, lambda x: 0 <= x < math.inf, "be at least 0")
-        for name in ("act_noise", "trace_scale", "actor_scale"):
+        for name in ("act_noise", "trace_scale", "actor_scale", "actor_learning_rate"):
             self._require(name, lambda x: 0 < x < math.inf, "be above 0")
         for name in ("polyak", "trace_temperature"):
             self._require(name, lambda x: 0 <= x <= 1, "lie in [0, 1]")
@@ -249,6 +257,11 @@ class TD3Config(AgentConfig):
         return self.operator == "marginalized" and one and self.sequence_length > 1
 
     @property
+    def actor_rate(self) -> float:
+        """Adam's step size for the actor."""
+        return self.learning_rate if self.actor_learning_rate is None else self.actor_learning_rate
+
+    @property
     def policy_scale(self) -> float:
         """Standard deviation of π around the actor's output."""
         return self.act_noise if self.trace_scale is None else self.trace_scale
@@ -260,6 +273,8 @@ _SPINNING_UP: dict[str, Any] = {
     "saturation_penalty": 0.0,
     "batch_size": 100,
     "learning_rate": 1e-3,
+    "actor_learning_rate": None,
+    "act_noise": 0.1,
 }
 TD3_PRESETS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -34,8 +34,9 @@ from marginax.deep.replay import Replay, Sequences, draw
 from marginax.deep.weight_network import adam
 
 SHARED = (
-    *("hidden", "policy_delay", "batch_size", "learning_rate", "polyak", "update_every", "update_after"),
-    *("scale_observations", "layer_norm", "saturation_penalty", "actor_after"),
+    *("hidden", "policy_delay", "batch_size", "learning_rate", "actor_rate", "polyak"),
+    *("update_every", "update_after", "scale_observations", "layer_norm", "saturation_penalty"),
+    "actor_after",
 )
 
 
@@ -78,10 +79,9 @@ def init(config: TD3Config, *, observation_size: int, action_size: int, key: Arr
     actor = eqx.tree_at(lambda m: (m.weights[-1], m.biases[-1]), actor, last)
     critic = twins(pair, config.hidden, key=critic_key, layer_norm=config.layer_norm)
     scaler = Scaler.fresh(observation_size) if config.scale_observations else None
-    optimiser = optax.adam(config.learning_rate)
     estimator = init_estimator(config, observation_size, action_size, weight_key)
     copied_actor, copied_critic = jax.tree.map(jnp.copy, (actor, critic))  # so that both can be donated
-    optimisers = (optimiser.init(actor), optimiser.init(critic))
+    optimisers = (optax.adam(config.actor_rate).init(actor), optax.adam(config.learning_rate).init(critic))
     return TD3State(actor, critic, copied_actor, copied_critic, *optimisers, scaler, estimator)
 
 
@@ -145,7 +145,7 @@ def learn(
     if delayed:
         observations = pairs[:, : state.actor.weights[0].shape[0]]
         slope = jax.grad(actor_loss)(state.actor, critic, observations, config.saturation_penalty)
-        moved = adam(config.learning_rate, slope, state.actor_optimiser, state.actor)
+        moved = adam(config.actor_rate, slope, state.actor_optimiser, state.actor)
         if config.actor_after:
             waits = optax.tree.get(optimiser, "count") <= config.actor_after
             stays = (state.actor, state.actor_optimiser)
