@@ -3,7 +3,7 @@
     python benchmarks/agent_tables.py            # write them
     python benchmarks/agent_tables.py --check    # exit with 1 if a page says something else
 
-The pages are `docs/control.md`, `docs/baseline.md` and `docs/games.md`. Each table stands between `<!-- table NAME -->`
+The pages are `docs/control.md`, `docs/figure-3.md`, `docs/baseline.md` and `docs/games.md`. Each table stands between `<!-- table NAME -->`
 and `<!-- end -->`. Metrics come from `marginax reproduce control` and `marginax reproduce discrete`, with the commands that
 the pages name; columns are those of their `metrics.jsonl` and `returns.csv`.
 """
@@ -20,7 +20,7 @@ import numpy as np
 import tyro
 
 from marginax.deep.curves import Curve, curves_of, draw, interval
-from marginax.experiments.control_report import claims, draw_finals, gain, table, variance_ratio
+from marginax.experiments.control_report import claims, draw_finals, failures, gain, variance_ratio
 from marginax.experiments.discrete import difference, draw_returns
 from marginax.statistics import bootstrap, interquartile_mean
 
@@ -110,10 +110,10 @@ def results() -> Rows:
     ]
     for task, name in (("cheetah-run", "cheetah-run-1M"), ("walker-run", "walker-run-1M")):
         found = curves(name)
-        failures = {row[1]: row[6] for row in table(task, found)}
+        failed = failures(found)
         for label in sorted(found, key=_order):
             curve = found[label]
-            cells = (returns(curve.final), returns(curve.area), str(failures[label]), variance(curve))
+            cells = (returns(curve.final), returns(curve.area), str(failed[label]), variance(curve))
             rows.append((task, label, str(len(curve.seeds)), *cells))
             task = ""
     return rows
@@ -151,12 +151,12 @@ def precision() -> Rows:
 
 def ablation() -> Rows:
     found = curves("ablation")
-    failures = {row[1]: row[6] for row in table("cheetah-run", found)}
+    failed = failures(found)
     rows: Rows = [("operator", "final return", "area", "failures", "against Retrace, final", "variance")]
     for label in sorted(found, key=_order):
         curve = found[label]
         other = "" if label == "retrace" else against(curve, found["retrace"])
-        cells = (returns(curve.final), returns(curve.area), str(failures[label]), other)
+        cells = (returns(curve.final), returns(curve.area), str(failed[label]), other)
         rows.append((label, *cells, variance(curve)))
     return rows
 
@@ -175,6 +175,14 @@ def sooner(name: str, steps: int | None = None) -> Rows:
         ]
         rows.append((label, returns(curve.final), returns(curve.area), *cells, variance(curve)))
     return rows
+
+
+def operators(name: str) -> Rows:
+    """The operators of a run of `OPERATOR_RUNS`, with the seeds that failed."""
+    steps = OPERATOR_RUNS[name][1]
+    failed = failures({label: until(curve, steps) for label, curve in curves(name).items()})
+    first, *rest = sooner(name, steps)
+    return [(*first, "failures"), *((*row, str(failed[row[0]])) for row in rest)]
 
 
 def pybullet() -> Rows:
@@ -205,7 +213,12 @@ def options(run: str, steps: int) -> Rows:
 
 
 DEFAULTS = ("default", "default, γ = 0.98")
-NOISY = "default-cheetah-run-noise-0.3"
+OPERATOR_RUNS = {
+    "default-cheetah-run": ("cheetah-run, default", 350_000),
+    "one-rate-cheetah-run": ("cheetah-run, one rate, noise 0.3", 650_000),
+    "one-rate-HalfCheetah": ("HalfCheetah, one rate, noise 0.1", 650_000),
+}
+"""Files of operators with the defaults of today and of before: task and settings, and the steps that all have."""
 SPINNING_UP = {
     "cheetah-run": "cheetah-run-1M",
     "walker-run": "walker-run-1M",
@@ -217,31 +230,34 @@ SPINNING_UP = {
 
 def published() -> Rows:
     """The defaults beside what others publish, at the same number of steps: the last evaluation of every seed."""
-    columns = ("task", "steps", "published", "default: mean ± deviation", "median", "worst", "spinning-up")
-    rows: Rows = [columns]
-    for task, settings, steps, theirs in (
-        ("cheetah-run", "default", 1_000_000, "870 (716 to 888)"),
-        ("walker-run", "default", 500_000, "651"),
-        ("Ant", "default, γ = 0.98", 1_000_000, "3,305 ± 43"),
-        ("HalfCheetah", "default, γ = 0.98", 1_000_000, "2,774 ± 35"),
+    columns = ("task", "steps", "published", "default: mean ± deviation", "median", "worst")
+    rows: Rows = [(*columns, "one rate, noise 0.1", "spinning-up")]
+    for task, after, steps, theirs in (
+        ("cheetah-run", "", 1_000_000, "870 (716 to 888)"),
+        ("walker-run", "", 500_000, "651"),
+        ("Ant", ", γ = 0.98", 1_000_000, "3,305 ± 43"),
+        ("HalfCheetah", ", γ = 0.98", 1_000_000, "2,774 ± 35"),
     ):
-        ours, before = (
-            until(curve, steps).returns[:, -1]
-            for curve in (baseline(task)[settings], curves(SPINNING_UP[task])["one-step"])
+        found = (
+            baseline(task)[f"default{after}"],
+            baseline(task)[f"one rate, noise 0.1{after}"],
+            curves(SPINNING_UP[task])["one-step"],
         )
-        cells = [
-            f"{ours.mean():,.0f} ± {ours.std(ddof=1):,.0f}",
-            f"{np.median(ours):,.0f}",
-            f"{ours.min():,.0f}",
-        ]
-        row = (task, f"{steps:,}", theirs, *cells, f"{before.mean():,.0f} ± {before.std(ddof=1):,.0f}")
-        rows.append(row)
+        ours, *before = (until(curve, steps).returns[:, -1] for curve in found)
+        cells = (spread(ours), f"{np.median(ours):,.0f}", f"{ours.min():,.0f}", *map(spread, before))
+        rows.append((task, f"{steps:,}", theirs, *cells))
     return rows
+
+
+def spread(values: np.ndarray) -> str:
+    """Mean and standard deviation."""
+    return f"{values.mean():,.0f} ± {values.std(ddof=1):,.0f}"
 
 
 def two_cores() -> Rows:
     """Single seeds that two cores had time for, beside the ten seeds of the defaults at the same step."""
-    rows: Rows = [("task", "settings", "seed", "steps", "return", "default at that step: mean (range)")]
+    columns = ("task", "settings", "seed", "steps", "return")
+    rows: Rows = [(*columns, "default at that step, or 25,000 before: mean (range)")]
     for task in SPINNING_UP:
         mine = [row for row in read("baseline.csv") if row["run"] == f"{task}, two cores"]
         base = next(c for label, c in reversed(baseline(task).items()) if label in DEFAULTS)
@@ -334,14 +350,17 @@ def actor_critics() -> Rows:
 
 
 def default_claims() -> Rows:
-    """What the report says of the operators on the new footing; of both returns, by the area under the curve."""
+    """What the report says of the operators in `OPERATOR_RUNS`; of both returns, by the area under the curve."""
     rows: Rows = []
-    for where, name in {"HalfCheetah": "default-HalfCheetah", "cheetah-run": NOISY}.items():
-        found = {label: until(curve, 650_000) for label, curve in curves(name).items()}
+    for name, (where, steps) in OPERATOR_RUNS.items():
+        found = {label: until(curve, steps) for label, curve in curves(name).items()}
         for claim in claims(where, found):
             if not claim.measure.startswith("final return"):
-                rows.append((claim.text, where, claim.numbers, claim.verdict))
-    return [("claim", "where", "effect [95% interval]", "verdict"), *sorted(rows, key=lambda row: row[0])]
+                named = [label for label in found if label in claim.measure and label != "one-step"]
+                operator = max(named, key=lambda label: (label.startswith("marginalized"), len(label)))
+                rows.append((claim.text, where, operator, claim.numbers, claim.verdict))
+    columns = ("claim", "where", "operator", "effect [95% interval]", "verdict")
+    return [columns, *sorted(rows, key=lambda row: row[0])]
 
 
 def _order(label: str) -> tuple[int, str]:
@@ -351,16 +370,15 @@ def _order(label: str) -> tuple[int, str]:
 
 PAGES: dict[str, dict[str, Callable[[], Rows]]] = {
     "control.md": {
-        **{f.__name__: f for f in (results, comparisons, precision, ablation, pybullet)},
         **{name: partial(sooner, name) for name in ("pendulum", "clip-2-pendulum", "clip-2-double-pendulum")},
+        **{name: partial(operators, name) for name in OPERATOR_RUNS},
+        "claims": default_claims,
     },
+    "figure-3.md": {f.__name__: f for f in (results, comparisons, precision, ablation, pybullet)},
     "baseline.md": {
         "cheetah-run": partial(options, "cheetah-run options", 300_000),
         "walker-run": partial(options, "walker-run options", 190_000),
         **{f.__name__: f for f in (published, two_cores, combinations)},
-        "operators-HalfCheetah": partial(sooner, "default-HalfCheetah", 650_000),
-        "operators-cheetah-run": partial(sooner, NOISY),
-        "claims": default_claims,
     },
     "games.md": {
         "games": discrete,

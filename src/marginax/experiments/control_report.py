@@ -54,16 +54,25 @@ def section(name: str, folder: Path, tasks: Tasks, seconds: float, preset: str) 
 
 def table(task: str, found: Mapping[str, Curve]) -> list[tuple]:
     """A row for each operator."""
-    base = found.get("one-step", next(iter(found.values())))
+    failed = failures(found)
     rows = []
     for operator, curve in found.items():
-        floor = 0.1 * float(np.median(base.beside(curve).final))
         last = {n: x[:, -max(1, x.shape[1] // 10) :] for n, x in curve.diagnostics.items()}
-        failures = int(np.sum(curve.failed | ((curve.final < floor) & (floor > 0))))
         diagnostics = [float(np.nanmedian(last[n])) for n in ("trace_mean", "weight_mean", "error_variance")]
         size = (len(curve.seeds), int(curve.steps[-1]))
-        rows.append((task, operator, *size, _cell(curve.final), _cell(curve.area), failures, *diagnostics))
+        cells = (_cell(curve.final), _cell(curve.area), failed[operator])
+        rows.append((task, operator, *size, *cells, *diagnostics))
     return rows
+
+
+def failures(found: Mapping[str, Curve]) -> dict[str, int]:
+    """How many seeds of each operator diverged, or ended below a tenth of one-step's median."""
+    base = found.get("one-step", next(iter(found.values())))
+    out = {}
+    for operator, curve in found.items():
+        floor = 0.1 * float(np.median(base.beside(curve).final))
+        out[operator] = int(np.sum(curve.failed | ((curve.final < floor) & (floor > 0))))
+    return out
 
 
 def _cell(values: np.ndarray) -> str:
