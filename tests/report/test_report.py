@@ -1,11 +1,13 @@
 """The report: sections that survive the disk, styles that tell operators apart, a page on its own."""
 
 import html.parser
+import importlib.metadata
 import json
 
 import numpy as np
 import pytest
 
+import marginax
 from marginax import report
 from marginax._files import write_csv
 from marginax.statistics import Interval
@@ -141,3 +143,13 @@ def test_the_page_is_well_formed_and_self_contained(tmp_path):
     assert "0.5 [0.4, 0.6]" in text
     assert "0.123" in text
     assert "0.123456" not in text
+
+
+def test_a_clone_that_is_not_installed_has_a_version(monkeypatch):
+    def version(name):
+        if name == "marginax":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert report.versions()["marginax"] == marginax.__version__

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import marginax
 from marginax._files import load_json, save_json
 from marginax.report.claims import Claim
 from marginax.statistics import Interval
@@ -88,9 +89,14 @@ def versions() -> dict[str, str]:
     >>> sorted(versions())[:2]
     ['jax', 'jaxlib']
     """
-    packages = ("marginax", "jax", "jaxlib", "numpy", "scipy")
-    found = {name: importlib.metadata.version(name) for name in packages}
-    return {**found, "python": platform.python_version(), "platform": platform.platform(terse=True)}
+    found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy", "scipy")}
+    # Ours is not asked for by name: a clone may be run without being installed.
+    return {
+        "marginax": marginax.__version__,
+        **found,
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+    }
 
 
 def save_section(folder: Path, section: Section) -> None:
