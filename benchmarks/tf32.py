@@ -50,7 +50,7 @@ def main(
 ) -> None:
     """Train one agent with the defaults."""
     if rounded:
-        MLP.__call__ = rounded_call  # type: ignore[method-assign]
+        MLP.__call__ = rounded_call
     agent = TD3Config(discount=discount, random_steps=10_000)
     config = PopulationConfig(
         simulator=task,
