@@ -103,6 +103,16 @@ def test_verdicts_follow_from_the_data():
     assert lower[0].verdict == "reproduced"
 
 
+def test_operators_are_compared_at_the_same_clip():
+    names = ("one-step", "retrace", "retrace-clip-2", "marginalized-paths", "marginalized-paths-clip-2")
+    made = claims("task", {name: made_up(100) for name in names})
+    gains = [c.measure for c in made if "vanilla" in c.text and c.measure.startswith("area")]
+    assert gains == [
+        f"area under the curve: (marginalized-paths{clip} - retrace{clip}) / retrace{clip}"
+        for clip in ("", "-clip-2")
+    ]
+
+
 def test_runs_of_other_lengths_and_seeds_are_compared_where_they_overlap():
     row = {"operator": "one-step", "seed": 0, "step": 10, "return": 100.0, "failed_at": None}
     long = [{**row, "seed": s, "step": t} for s in range(4) for t in (10, 20)]

@@ -1,6 +1,6 @@
 """What Figure 3's runs show: curves, a table, and claims with verdicts computed from the data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def claims(task: str, found: Mapping[str, Curve]) -> list[report.Claim]:
     out: list[report.Claim] = []
     multi = [name for name in found if name.startswith("retrace")]
     marginalized = [name for name in found if name.startswith("marginalized")]
-    rivals = [*multi, *(["one-step"] if "one-step" in found else [])]
+    base = ["one-step"] if "one-step" in found else []
 
     def add(
         text: str, measure: str, statistic: Callable[..., Any], *samples: np.ndarray, **bounds: Any
@@ -97,7 +97,7 @@ def claims(task: str, found: Mapping[str, Curve]) -> list[report.Claim]:
         return getattr(one.beside(two), what), getattr(two.beside(one), what)
 
     for what, measure in (("final", "final return"), ("area", "area under the curve")):
-        for name in multi if "one-step" in found else ():
+        for name in multi if base else ():
             add(
                 "Multi-step updates outperform or perform similarly as the one-step update",
                 f"{measure}: ({name} - one-step) / one-step; similar: not 10% worse",
@@ -106,7 +106,7 @@ def claims(task: str, found: Mapping[str, Curve]) -> list[report.Claim]:
                 low=-0.1,
             )
         for name in marginalized:
-            for other in rivals:
+            for other in (*with_its_clip(name, multi), *base):
                 vanilla = "the one-step update" if other == "one-step" else "the vanilla multi-step update"
                 add(
                     f"Marginalized updates provide further gains over {vanilla}",
@@ -116,7 +116,7 @@ def claims(task: str, found: Mapping[str, Curve]) -> list[report.Claim]:
                     low=0.0,
                 )
     for name in marginalized:
-        for other in multi:
+        for other in with_its_clip(name, multi):
             add(
                 "Variations across seeds are relatively large with learned TD weights",
                 f"log of the ratio of the seeds' standard deviations of the final return, {name} over {other}",
@@ -133,6 +133,16 @@ def claims(task: str, found: Mapping[str, Curve]) -> list[report.Claim]:
                 high=0.0,
             )
     return out
+
+
+def with_its_clip(name: str, multi: Sequence[str]) -> Sequence[str]:
+    """The multi-step operators whose clip is that of a marginalized one, since clips are not compared; all where none has it.
+
+    >>> with_its_clip("marginalized-paths-clip-2", ["retrace", "retrace-clip-2"])
+    ['retrace-clip-2']
+    """
+    clip = name.partition("-clip-")[2]
+    return [other for other in multi if other.partition("-clip-")[2] == clip] or multi
 
 
 def gain(x: np.ndarray, y: np.ndarray) -> float:
