@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,11 +22,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from marginax.deep import checkpoint
+from marginax.deep import checkpoint, learner_files
 from marginax.deep.accelerated import DeviceLearner, DevicePool
 from marginax.deep.config import AgentConfig, TD3Config
 from marginax.deep.discrete_config import ActorCriticConfig, DiscreteConfig
-from marginax.deep.learner import AGENTS, Learner, LearnerState, Plan
+from marginax.deep.learner import AGENTS, Learner, Plan
 from marginax.deep.metrics import MetricsLog
 from marginax.deep.policy import Policy, policy_name
 from marginax.deep.run_config import PopulationConfig
@@ -329,16 +328,12 @@ class Population:
             policy.save(self.folder / policy_name(label, seed))
         known = checkpoint.manifest(self.folder / CHECKPOINT) or {"files": []}
         files: dict[str, dict[str, Any]] = {}
-        keep = []
+        keep: list[str] = []
+        since = {"step": self.step, "saved_until": self._saved_until}
         for i, learner in enumerate(self.learners):
-            files[f"learner-{i}-{self.step}"] = checkpoint.to_arrays(learner.state[:2])
-            for g, capacity in enumerate(learner.plan.capacities if replay else ()):
-                name, oldest = f"replay-{i}-{g}", max(0, self.step - capacity)
-                keep += [n for n in known["files"] if _segment(n, name)[1] > oldest]
-                first = max(self._saved_until, oldest)
-                where = np.arange(first, self.step) % capacity
-                rows = np.asarray(learner.state.rows[g][:, where])
-                files[f"{name}-{first}-{self.step}"] = {"rows": rows}
+            new, kept = learner_files.to_files(i, learner, known=known["files"], replay=replay, **since)
+            files |= new
+            keep += kept
         files[f"population-{self.step}"] = {name: getattr(self, name) for name in _ARRAYS}
         files[f"simulators-{self.step}"] = {
             f"{agent}/{name}": value
@@ -388,17 +383,7 @@ class Population:
         for name in _ARRAYS:
             setattr(self, name, files[f"population-{self.step}"][name])
         for i, learner in enumerate(self.learners):
-            restored = checkpoint.from_arrays(learner.state[:2], files[f"learner-{i}-{self.step}"])
-            rows = []
-            for g, buffer in enumerate(learner.state.rows):
-                ring = np.zeros(buffer.shape, np.float32)
-                for name in sorted(files, key=lambda n: _segment(n, f"replay-{i}-{g}")):
-                    first, last = _segment(name, f"replay-{i}-{g}")
-                    if last > 0:
-                        ring[:, np.arange(first, last) % ring.shape[1]] = files[name]["rows"]
-                rows.append(ring)
-            state = (*restored, tuple(rows), np.int32(self.step))
-            learner.state = LearnerState(*jax.device_put(state))
+            learner.state = learner_files.from_files(i, learner, files, self.step)
         states: list[dict[str, Any]] = [{} for _ in self.config.agents]
         for name, value in files[f"simulators-{self.step}"].items():
             agent, _, key = name.partition("/")
@@ -436,12 +421,6 @@ def _learners(config: PopulationConfig, sizes: dict[str, Any]) -> Iterator[Learn
             yield DeviceLearner(plan, config.seeds, config.simulator)
         else:
             yield Learner(plan, config.seeds)
-
-
-def _segment(name: str, start: str) -> tuple[int, int]:
-    """First and last transition of a piece of the replay buffer `start`; zeros for other files."""
-    match = re.fullmatch(rf"{start}-(\d+)-(\d+)", name)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _platform() -> dict[str, Any]:
