@@ -20,7 +20,14 @@ import numpy as np
 import tyro
 
 from marginax.deep.curves import Curve, curves_of, draw, interval
-from marginax.experiments.control_report import claims, draw_finals, failures, gain, variance_ratio
+from marginax.experiments.control_report import (
+    claims,
+    draw_finals,
+    failures,
+    gain,
+    variance_ratio,
+    with_its_clip,
+)
 from marginax.experiments.discrete import difference, draw_returns
 from marginax.statistics import bootstrap, interquartile_mean
 
@@ -142,10 +149,24 @@ def comparisons() -> Rows:
 
 
 def precision() -> Rows:
-    rows: Rows = [("operator", "area, TF32", "area, full precision", "TF32 against full precision")]
-    for label in ("one-step", "marginalized-regression"):
-        half, full = (until(curves(f"cheetah-run-{kind}")[label], 420_000) for kind in ("tf32", "float32"))
-        rows.append((label, returns(half.area), returns(full.area), against(half, full, "area")))
+    """TF32 against full precision, up to the steps that both have."""
+    pairs = {
+        ("cheetah-run, spinning-up", label): tuple(
+            curves(f"cheetah-run-{k}")[label] for k in ("tf32", "float32")
+        )
+        for label in ("one-step", "marginalized-regression")
+    }
+    halfcheetah = baseline("HalfCheetah")
+    pairs["HalfCheetah, default", "one-step"] = tuple(
+        halfcheetah[f"default{full}, γ = 0.98"] for full in ("", ", full precision")
+    )
+    columns = ("area, TF32", "area, full precision", "TF32 against full precision")
+    rows: Rows = [("run", "operator", "steps", *columns)]
+    for names, pair in pairs.items():
+        last = min(int(curve.steps[-1]) for curve in pair)
+        half, full = (until(curve, last) for curve in pair)
+        cells = (returns(half.area), returns(full.area), against(half, full, "area"))
+        rows.append((*names, f"{last:,}", *cells))
     return rows
 
 
@@ -161,9 +182,8 @@ def ablation() -> Rows:
     return rows
 
 
-def sooner(name: str, steps: int | None = None) -> Rows:
-    """How soon each operator of a file learns, against one-step and Retrace."""
-    found = {label: curve if steps is None else until(curve, steps) for label, curve in curves(name).items()}
+def sooner(found: dict[str, Curve]) -> Rows:
+    """How soon each operator learns, against one-step and Retrace."""
     retrace = next(label for label in found if label.startswith("retrace"))
     rows: Rows = [
         ("operator", "final return", "area", "area against one-step", "against Retrace", "variance")
@@ -177,11 +197,51 @@ def sooner(name: str, steps: int | None = None) -> Rows:
     return rows
 
 
-def operators(name: str) -> Rows:
-    """The operators of a run of `OPERATOR_RUNS`, with the seeds that failed."""
-    steps = OPERATOR_RUNS[name][1]
-    failed = failures({label: until(curve, steps) for label, curve in curves(name).items()})
-    first, *rest = sooner(name, steps)
+def default_run(task: str) -> dict[str, Curve]:
+    """The curves of all operators with the defaults, up to the steps that all have."""
+    found = curves(f"default-{task}")
+    last = min(int(curve.steps[-1]) for curve in found.values())
+    order = sorted(found, key=lambda label: ("-clip-" in label, _order(label.partition("-clip-")[0])))
+    return {label: until(found[label], last) for label in order}
+
+
+def operators() -> Rows:
+    """Every operator on every task with the defaults, and all tasks together against one-step and Retrace."""
+    found = {task: default_run(task) for task in TASKS}
+    heads = (f"{task}, {int(runs['one-step'].steps[-1]):,} steps" for task, runs in found.items())
+    rows: Rows = [("operator", *heads, "area against one-step, all tasks", "area against Retrace, all tasks")]
+    for label in found["Ant"]:
+        cells = []
+        for runs in found.values():
+            failed = failures(runs)[label]
+            cells.append(returns(runs[label].final) + (f", {failed} failed" if failed else ""))
+        (retrace,) = with_its_clip(label, ("retrace", "retrace-clip-2"))
+        others = ("" if label == "one-step" else "one-step", retrace if "marginalized" in label else "")
+        pooled = (
+            together([(r[label], r[other]) for r in found.values()]) if other else "" for other in others
+        )
+        rows.append((label, *cells, *pooled))
+    return rows
+
+
+def together(pairs: list[tuple[Curve, Curve]]) -> str:
+    """The mean over tasks of the relative difference of areas; an interval without 0 is bold."""
+
+    def mean(*areas: np.ndarray) -> float:
+        return float(np.mean([gain(x, y) for x, y in zip(areas[::2], areas[1::2], strict=True)]))
+
+    areas = tuple(curve.area for pair in pairs for curve in pair)
+    band = bootstrap(areas, mean)
+    mark = "**" if band.low > 0 or band.high < 0 else ""
+    return f"{mark}{mean(*areas):+.0%} [{band.low:+.0%}, {band.high:+.0%}]{mark}"
+
+
+def longer(name: str) -> Rows:
+    """The operators of a run of `LONGER_RUNS`, with the seeds that failed."""
+    steps = LONGER_RUNS[name]
+    found = {label: until(c, steps) for label, c in curves(name).items() if int(c.steps[-1]) >= steps}
+    failed = failures(found)
+    first, *rest = sooner(found)
     return [(*first, "failures"), *((*row, str(failed[row[0]])) for row in rest)]
 
 
@@ -213,12 +273,13 @@ def options(run: str, steps: int) -> Rows:
 
 
 DEFAULTS = ("default", "default, γ = 0.98")
-OPERATOR_RUNS = {
-    "default-cheetah-run": ("cheetah-run, default", 350_000),
-    "one-rate-cheetah-run": ("cheetah-run, one rate, noise 0.3", 650_000),
-    "one-rate-HalfCheetah": ("HalfCheetah, one rate, noise 0.1", 650_000),
+TASKS = ("cheetah-run", "walker-run", "HalfCheetah", "Ant")
+LONGER_RUNS = {
+    "default-cheetah-run": 350_000,
+    "one-rate-cheetah-run": 650_000,
+    "one-rate-HalfCheetah": 650_000,
 }
-"""Files of operators with the defaults of today and of before: task and settings, and the steps that all have."""
+"""Files of a few operators with the defaults of today and of before, and the steps of the runs that count."""
 SPINNING_UP = {
     "cheetah-run": "cheetah-run-1M",
     "walker-run": "walker-run-1M",
@@ -350,17 +411,22 @@ def actor_critics() -> Rows:
 
 
 def default_claims() -> Rows:
-    """What the report says of the operators in `OPERATOR_RUNS`; of both returns, by the area under the curve."""
-    rows: Rows = []
-    for name, (where, steps) in OPERATOR_RUNS.items():
-        found = {label: until(curve, steps) for label, curve in curves(name).items()}
-        for claim in claims(where, found):
+    """What the report says of the operators with the defaults, task by task; of both returns, by the area."""
+    marks = {"reproduced": "✓", "not reproduced": "✗", "cannot be decided": "?"}
+    cells: dict[tuple[str, str], list[str]] = {}
+    for task in TASKS:
+        found = default_run(task)
+        for claim in claims(task, found):
             if not claim.measure.startswith("final return"):
                 named = [label for label in found if label in claim.measure and label != "one-step"]
                 operator = max(named, key=lambda label: (label.startswith("marginalized"), len(label)))
-                rows.append((claim.text, where, operator, claim.numbers, claim.verdict))
-    columns = ("claim", "where", "operator", "effect [95% interval]", "verdict")
-    return [columns, *sorted(rows, key=lambda row: row[0])]
+                low, high = claim.interval.low, claim.interval.high
+                numbers = f"{claim.effect:+.2g} [{low:+.2g}, {high:+.2g}]"
+                cells.setdefault((claim.text, operator), []).append(f"{marks[claim.verdict]} {numbers}")
+    return [
+        ("claim", "operator", *TASKS),
+        *((*key, *cells[key]) for key in sorted(cells, key=lambda key: key[0])),
+    ]
 
 
 def _order(label: str) -> tuple[int, str]:
@@ -370,9 +436,13 @@ def _order(label: str) -> tuple[int, str]:
 
 PAGES: dict[str, dict[str, Callable[[], Rows]]] = {
     "control.md": {
-        **{name: partial(sooner, name) for name in ("pendulum", "clip-2-pendulum", "clip-2-double-pendulum")},
-        **{name: partial(operators, name) for name in OPERATOR_RUNS},
+        "operators": operators,
         "claims": default_claims,
+        **{name: partial(longer, name) for name in LONGER_RUNS},
+        **{
+            name: lambda name=name: sooner(curves(name))
+            for name in ("pendulum", "clip-2-pendulum", "clip-2-double-pendulum")
+        },
     },
     "figure-3.md": {f.__name__: f for f in (results, comparisons, precision, ablation, pybullet)},
     "baseline.md": {
