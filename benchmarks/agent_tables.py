@@ -423,10 +423,11 @@ def default_claims() -> Rows:
                 low, high = claim.interval.low, claim.interval.high
                 numbers = f"{claim.effect:+.2g} [{low:+.2g}, {high:+.2g}]"
                 cells.setdefault((claim.text, operator), []).append(f"{marks[claim.verdict]} {numbers}")
-    return [
-        ("claim", "operator", *TASKS),
-        *((*key, *cells[key]) for key in sorted(cells, key=lambda key: key[0])),
-    ]
+    rows: Rows = [("claim", "operator", *TASKS)]
+    for text, operator in sorted(cells, key=lambda key: key[0]):
+        shown = "" if any(row[0] == text for row in rows) else text
+        rows.append((shown, operator, *cells[text, operator]))
+    return rows
 
 
 def _order(label: str) -> tuple[int, str]:
@@ -491,6 +492,14 @@ def figures() -> None:
                 for label in sorted(curves(file), key=_order)
             ]
             draw(found, folder, name)
+        for clip in ("", "-clip-2"):
+            drawn = [
+                found[label]._replace(simulator=task, label=label.removesuffix(clip))
+                for task, found in ((task, default_run(task)) for task in TASKS)
+                for label in found
+                if label == "one-step" or label.partition("-clip-")[2] == clip.partition("-clip-")[2]
+            ]
+            draw(drawn, folder, f"control-default{clip}")
         ablated = {label: curves("ablation")[label] for label in sorted(curves("ablation"), key=_order)}
         draw_finals({"mujoco/cheetah-run": ablated}, folder, "control-ablation")
         draw_returns(
