@@ -273,7 +273,6 @@ def options(run: str, steps: int) -> Rows:
 
 
 DEFAULTS = ("default", "default, γ = 0.98")
-TASKS = ("cheetah-run", "walker-run", "HalfCheetah", "Ant")
 LONGER_RUNS = {
     "default-cheetah-run": 350_000,
     "one-rate-cheetah-run": 650_000,
@@ -287,6 +286,7 @@ SPINNING_UP = {
     "Ant": "pybullet-Ant",
 }
 """Files of Spinning Up's settings, by task."""
+TASKS = tuple(SPINNING_UP)
 
 
 def published() -> Rows:

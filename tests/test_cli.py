@@ -66,9 +66,10 @@ assert not loaded, loaded
 def test_the_first_interrupt_ends_a_command_with_130():
     """Ctrl-C while the main thread is in compiled code that does not let Python in."""
     script = """
-import sys, time
+import signal, sys, time
 from marginax import cli
 from marginax.experiments import command
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
 def busy(problem: str) -> None:
     '''Stays away from the interpreter.'''
     print("busy", flush=True)

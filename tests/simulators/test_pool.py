@@ -217,9 +217,10 @@ def test_a_policy_for_a_box_is_refused_for_discrete_actions():
 
 
 PROGRAM = """
-import sys
+import signal, sys
 import numpy as np
 from marginax.simulators import AgentSpec, Pool, pool as module
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
 module.warn_if_resume_differs = lambda *_: None  # it would try a few steps
 specs = [AgentSpec("simulators.own_environments:Slow-v0", s, allow_import=True) for s in range(2)]
 pool = Pool(specs, sizes=[2, 1], steps=5, workers=2)
