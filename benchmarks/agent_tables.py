@@ -25,8 +25,8 @@ from marginax.experiments.control_report import (
     draw_finals,
     failures,
     gain,
+    same_clip,
     variance_ratio,
-    with_its_clip,
 )
 from marginax.experiments.discrete import difference, draw_returns
 from marginax.statistics import bootstrap, interquartile_mean
@@ -215,7 +215,7 @@ def operators() -> Rows:
         for runs in found.values():
             failed = failures(runs)[label]
             cells.append(returns(runs[label].final) + (f", {failed} failed" if failed else ""))
-        (retrace,) = with_its_clip(label, ("retrace", "retrace-clip-2"))
+        (retrace,) = same_clip(label, ("retrace", "retrace-clip-2"))
         others = ("" if label == "one-step" else "one-step", retrace if "marginalized" in label else "")
         pooled = (
             together([(r[label], r[other]) for r in found.values()]) if other else "" for other in others
@@ -496,8 +496,7 @@ def figures() -> None:
             drawn = [
                 found[label]._replace(simulator=task, label=label.removesuffix(clip))
                 for task, found in ((task, default_run(task)) for task in TASKS)
-                for label in found
-                if label == "one-step" or label.partition("-clip-")[2] == clip.partition("-clip-")[2]
+                for label in dict.fromkeys(["one-step", *same_clip(clip, list(found))])
             ]
             draw(drawn, folder, f"control-default{clip}")
         ablated = {label: curves("ablation")[label] for label in sorted(curves("ablation"), key=_order)}

@@ -58,11 +58,11 @@ def main(
         first, last = int((1 - oldest) * steps), int((1 - newest) * steps)
         part = replay.Replay(rows[first:last], jnp.asarray(last - first), learner.plan.observation_size)
         sequences = replay.sample(part, jax.random.key(seed), batch=batch, length=agent.length)
-        for name, means in (
+        for name, found in (
             ("Retrace", credit(retrace, dataclasses.replace(state, estimator=None), sequences)),
             ("paths", credit(agent, state, sequences)),
         ):
-            cells = " | ".join(f"{x:.4f}" for x in np.nanmean(means, axis=1)[1:])
+            cells = " | ".join(f"{x:.4f}" for x in np.nanmean(found, axis=1)[1:])
             print(f"{steps - last:>7,}-{steps - first:<7,} | {name:7} | {cells}")
 
 

@@ -1,11 +1,11 @@
 """A learner in the files of a checkpoint: its networks, and its replay buffers in segments.
 
-A segment holds the transitions that were added between two checkpoints, so each is written once; it is deleted when all of
-it has been overwritten in the ring.
+A segment holds the transitions that were added between two checkpoints, so each transition is written once. A segment is kept
+until all of it has been overwritten in the ring.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -18,16 +18,16 @@ Arrays = dict[str, Any]
 
 
 def to_files(
-    number: int, learner: Learner, *, step: int, saved_until: int, known: Iterable[str], replay: bool
+    number: int, learner: Learner, *, step: int, saved_until: int, known: Collection[str], replay: bool
 ) -> tuple[dict[str, Arrays], list[str]]:
     """The files to write for learner `number` after `step` steps, and the names of those that are kept.
 
     Args:
-        number: Of the learner, in the population.
+        number: Which learner of the population it is.
         learner: Between two blocks.
         step: Steps so far.
         saved_until: Steps of the last checkpoint.
-        known: Names of its files.
+        known: Names of that checkpoint's files.
         replay: Whether the replay buffers are saved.
     """
     files, keep = {f"learner-{number}-{step}": checkpoint.to_arrays(learner.state[:2])}, []

@@ -329,9 +329,15 @@ class Population:
         known = checkpoint.manifest(self.folder / CHECKPOINT) or {"files": []}
         files: dict[str, dict[str, Any]] = {}
         keep: list[str] = []
-        since = {"step": self.step, "saved_until": self._saved_until}
         for i, learner in enumerate(self.learners):
-            new, kept = learner_files.to_files(i, learner, known=known["files"], replay=replay, **since)
+            new, kept = learner_files.to_files(
+                i,
+                learner,
+                step=self.step,
+                saved_until=self._saved_until,
+                known=known["files"],
+                replay=replay,
+            )
             files |= new
             keep += kept
         files[f"population-{self.step}"] = {name: getattr(self, name) for name in _ARRAYS}

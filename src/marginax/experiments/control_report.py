@@ -106,7 +106,7 @@ def claims(task: str, found: Mapping[str, Curve]) -> list[report.Claim]:
                 low=-0.1,
             )
         for name in marginalized:
-            for other in (*with_its_clip(name, multi), *base):
+            for other in (*same_clip(name, multi), *base):
                 vanilla = "the one-step update" if other == "one-step" else "the vanilla multi-step update"
                 add(
                     f"Marginalized updates provide further gains over {vanilla}",
@@ -116,7 +116,7 @@ def claims(task: str, found: Mapping[str, Curve]) -> list[report.Claim]:
                     low=0.0,
                 )
     for name in marginalized:
-        for other in with_its_clip(name, multi):
+        for other in same_clip(name, multi):
             add(
                 "Variations across seeds are relatively large with learned TD weights",
                 f"log of the ratio of the seeds' standard deviations of the final return, {name} over {other}",
@@ -135,14 +135,14 @@ def claims(task: str, found: Mapping[str, Curve]) -> list[report.Claim]:
     return out
 
 
-def with_its_clip(name: str, multi: Sequence[str]) -> Sequence[str]:
-    """The multi-step operators whose clip is that of a marginalized one, since clips are not compared; all where none has it.
+def same_clip(name: str, others: Sequence[str]) -> Sequence[str]:
+    """Those of the other operators that have the clip of the named one; all of them if none has.
 
-    >>> with_its_clip("marginalized-paths-clip-2", ["retrace", "retrace-clip-2"])
+    >>> same_clip("marginalized-paths-clip-2", ["retrace", "retrace-clip-2"])
     ['retrace-clip-2']
     """
     clip = name.partition("-clip-")[2]
-    return [other for other in multi if other.partition("-clip-")[2] == clip] or multi
+    return [other for other in others if other.partition("-clip-")[2] == clip] or others
 
 
 def gain(x: np.ndarray, y: np.ndarray) -> float:
