@@ -259,9 +259,10 @@ def pybullet() -> Rows:
     return rows
 
 
-def options(run: str, steps: int) -> Rows:
-    """What every option brings by itself."""
-    found = {label: until(curve, steps) for label, curve in baseline(run).items()}
+def options(run: str, steps: int, base_run: str = "") -> Rows:
+    """What every option brings by itself; `base_run` has Spinning Up's settings where the run has not."""
+    both = {**baseline(run), "spinning-up": baseline(base_run or run)["spinning-up"]}
+    found = {label: until(curve, steps) for label, curve in both.items()}
     base = found["spinning-up"]
     rows: Rows = [("changed", "final return", "worst seed", "area", "area against spinning-up")]
     for label, curve in sorted(
@@ -448,6 +449,9 @@ PAGES: dict[str, dict[str, Callable[[], Rows]]] = {
     "figure-3.md": {f.__name__: f for f in (results, comparisons, precision, ablation, pybullet)},
     "baseline.md": {
         "cheetah-run": partial(options, "cheetah-run options", 300_000),
+        "cheetah-run-180": partial(
+            options, "cheetah-run options, 180,000 steps", 180_000, "cheetah-run options"
+        ),
         "walker-run": partial(options, "walker-run options", 190_000),
         **{f.__name__: f for f in (published, two_cores, combinations)},
     },
