@@ -31,12 +31,18 @@ def main(
     steps: int = 100_000,
     clip: float = 1.0,
     discount: float = 0.99,
+    weight_learning_rate: float = 1e-4,
     seed: int = 0,
     batch: int = 20_000,
 ) -> None:
-    """Train one agent with the defaults, and print a table."""
+    """Train one agent with the defaults but for what is given, and print a table."""
     agent = TD3Config(
-        operator="marginalized", weights="paths", clip=clip, discount=discount, random_steps=10_000
+        operator="marginalized",
+        weights="paths",
+        clip=clip,
+        discount=discount,
+        weight_learning_rate=weight_learning_rate,
+        random_steps=10_000,
     )
     config = PopulationConfig(
         simulator=task,
