@@ -95,22 +95,38 @@ def discount(value: float, name: str = "discount") -> float:
     return result
 
 
-def number(name: str, value: Any) -> float:
-    """Returns ``value`` as a finite float."""
+def number(name: str, value: Any, *, infinite: bool = False) -> float:
+    """Returns ``value`` as a finite float; with ``infinite``, positive infinity is allowed too."""
     try:
         result = float(value)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a number, got {value!r}") from None
-    if not np.isfinite(result):
+    if not (np.isfinite(result) or (infinite and result == np.inf)):
         raise ValueError(f"{name} must be finite, got {value}")
     return result
 
 
-def at_least(name: str, value: Any, least: float) -> float:
-    """Returns ``value`` as a finite float of at least ``least``."""
-    result = number(name, value)
+def at_least(name: str, value: Any, least: float, *, infinite: bool = False) -> float:
+    """Returns ``value`` as a float of at least ``least``."""
+    result = number(name, value, infinite=infinite)
     if result < least:
         raise ValueError(f"{name} must be at least {least:g}, got {value}")
+    return result
+
+
+def positive(name: str, value: Any, *, infinite: bool = False) -> float:
+    """Returns ``value`` as a float above 0."""
+    result = number(name, value, infinite=infinite)
+    if result <= 0.0:
+        raise ValueError(f"{name} must be positive, got {value}")
+    return result
+
+
+def step_size(value: Any, name: str = "step_size") -> float:
+    """Returns a step size in (0, 1]."""
+    result = number(name, value)
+    if not 0.0 < result <= 1.0:
+        raise ValueError(f"{name} must lie in (0, 1], got {value}")
     return result
 
 
@@ -124,7 +140,11 @@ def fraction(name: str, value: Any) -> float:
 
 def count(name: str, value: Any, least: int = 1) -> int:
     """Returns ``value`` as an integer of at least ``least``."""
-    if isinstance(value, bool) or int(value) != value:
+    try:
+        whole = not isinstance(value, bool) and int(value) == value
+    except (TypeError, ValueError, OverflowError):
+        whole = False
+    if not whole:
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
@@ -137,6 +157,15 @@ def index(name: str, value: Any, size: int) -> int:
     if result >= size:
         raise ValueError(f"{name} must lie in range({size}), got {value}")
     return result
+
+
+def pair(name: str, value: Any, num_states: int, num_actions: int) -> tuple[int, int]:
+    """Returns ``value`` as a pair ``(x, a)`` of indices in ``range(S)`` and ``range(A)``."""
+    try:
+        state, action = value
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a pair (state, action), got {value!r}") from None
+    return index(f"{name}[0]", state, num_states), index(f"{name}[1]", action, num_actions)
 
 
 def choice(name: str, value: str, choices: Iterable[str]) -> str:

@@ -77,7 +77,7 @@ def fastest(
         >>> bool(np.all(rates[0] <= rates[1] + 1e-9))
         True
     """
-    cap = _cap("max_weight", max_weight)
+    cap = checks.positive("max_weight", max_weight, infinite=True)
     visits, starts = _visits(mdp, mu, start)
     weights = np.zeros(visits.shape)
 
@@ -143,10 +143,12 @@ def frontier(
         >>> bool(np.all(np.diff(curve.rates, axis=0) <= 0)), bool(np.allclose(curve.rates[-1], 0))
         (True, True)
     """
-    values = np.atleast_1d(np.asarray(max_weights, dtype=float))
+    values = np.atleast_1d(np.asarray(max_weights))
     if values.ndim != 1 or not values.size:
         raise ValueError(f"max_weights must be a list of at least one cap, got shape {values.shape}")
-    caps = np.sort([_cap(f"max_weights[{k}]", value) for k, value in enumerate(values)])
+    caps = np.sort(
+        [checks.positive(f"max_weights[{k}]", value, infinite=True) for k, value in enumerate(values)]
+    )
     visits, starts = _visits(mdp, mu, None)
     rates = np.empty((caps.size, len(visits)))
 
@@ -238,14 +240,6 @@ def critic_loss(mdp: TabularMDP, pi: ArrayLike, mu: ArrayLike, w: ArrayLike, cri
     following = np.moveaxis(following, -1, 0).reshape(w.shape)
     expectation = (mdp.visitation(behaviour) * w * (mdp.discount * following - q)).sum(axis=(2, 3))
     return (1.0 - mdp.discount) * np.einsum("xaxa->xa", q) + expectation
-
-
-def _cap(name: str, value: float) -> float:
-    """A cap on weights: positive, possibly infinite."""
-    cap = np.inf if value == np.inf else checks.number(name, value)
-    if cap <= 0.0:
-        raise ValueError(f"{name} must be above 0, got {value}")
-    return cap
 
 
 def _visits(mdp: TabularMDP, mu: ArrayLike, start: tuple[int, int] | None) -> tuple[FloatArray, np.ndarray]:

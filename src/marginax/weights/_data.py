@@ -129,6 +129,7 @@ def discount_of(trajectories: Trajectory, discount: float | None, num_states: in
 
     It is the one value that the discounts of the batch have apart from the zeros; ``discount``, where given, must agree.
     """
+    given = None if discount is None else checks.discount(discount)
     valid = np.asarray(trajectories.valid)
     if valid.ndim < 1 or not valid.any():
         raise ValueError(f"trajectories must hold at least one valid step, got shape {valid.shape}")
@@ -138,17 +139,17 @@ def discount_of(trajectories: Trajectory, discount: float | None, num_states: in
     alive = valid & (discounts != 0)
     _indices("next_states", np.asarray(trajectories.next_states), alive, num_states)
     if not alive.any():
-        return checks.discount(0.0 if discount is None else discount)
+        return 0.0 if given is None else given
     least, most = discounts[alive].min(), discounts[alive].max()
     if not most - least <= 1e-6:
         raise ValueError(
             f"trajectories.discounts must be 0 or one value, but they hold both {least} and {most}"
         )
-    if discount is None:
+    if given is None:
         return checks.discount(_shortest(most), "trajectories.discounts")
-    if abs(discount - most) > 1e-6:
-        raise ValueError(f"discount = {discount} but trajectories.discounts hold {most}")
-    return checks.discount(discount)
+    if abs(given - most) > 1e-6:
+        raise ValueError(f"discount = {given} but trajectories.discounts hold {most}")
+    return given
 
 
 def _shortest(value: float) -> float:
@@ -173,11 +174,7 @@ def start_of(
         return None
     if on_states:
         return checks.index("start", start, num_states)
-    try:
-        state, action = start  # type: ignore[misc]
-    except TypeError:
-        raise ValueError(f"start must be a pair (state, action), got {start!r}") from None
-    return checks.index("start[0]", state, num_states), checks.index("start[1]", action, num_actions)
+    return checks.pair("start", start, num_states, num_actions)
 
 
 def row_of(

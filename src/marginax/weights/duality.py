@@ -88,8 +88,7 @@ def saddle_point(
            [1. , 0. ],
            [0.5, 0. ]])
     """
-    if checks.number("tolerance", tolerance) <= 0:
-        raise ValueError(f"tolerance must be positive, got {tolerance}")
+    tolerance = checks.positive("tolerance", tolerance)
     iterations = checks.count("max_iterations", max_iterations)
     if critic_features is not None and features is None:
         raise ValueError("critic_features needs features: without, both weights and critic are tables")
@@ -97,7 +96,7 @@ def saddle_point(
     if features is not None:
         phi = _features("features", features, model)
         psi = phi if critic_features is None else _features("critic_features", critic_features, model)
-        radius = checks.number("radius", radius)
+        radius = checks.positive("radius", radius)
     visitation = (1 - model.mdp.discount) * np.atleast_2d(model.credit(model.behaviour))
     weights, solutions = [], []
     for block in np.array_split(_places(model), max(1, len(visitation) // BLOCK)):

@@ -92,8 +92,6 @@ class MonteCarlo(eqx.Module):
         states, actions = checks.count("num_states", num_states), checks.count("num_actions", num_actions)
         if average not in ("running", "exponential"):
             raise ValueError(f"average must be 'running' or 'exponential', got {average!r}")
-        if not 0 < step_size <= 1:
-            raise ValueError(f"step_size must lie in (0, 1], got {step_size}")
         factored = factored and not (as_printed or on_states)
         n = states if on_states else states * actions
         row = row_of(start, states, actions, on_states)
@@ -105,7 +103,7 @@ class MonteCarlo(eqx.Module):
             discount=jnp.asarray(discount, dtype=jnp.result_type(float)),
             shape=(states,) if on_states else (states, actions),
             average="exponential" if as_printed else average,
-            step_size=step_size,
+            step_size=checks.step_size(step_size),
             factored=factored,
             as_printed=as_printed,
             start=row,
