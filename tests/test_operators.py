@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from hypothesis import given
 
 from marginax import (
@@ -375,6 +376,19 @@ def test_traces_that_sum_to_infinity_are_refused():
     # In an episode of bounded length the same traces are fine.
     short, target, behaviour = library.chain(n=4)
     assert np.isfinite(multi_step(short, target, behaviour, np.full(short.r.shape, 5.0))(short.r)).all()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize(
+    "p", [np.eye(2), np.eye(2)[::-1], np.ones((2, 2)) / 2], ids=["loops", "cycle", "both"]
+)
+def test_at_the_edge_of_convergence_nothing_warns_before_the_refusal(p, sparse):
+    """The discounted traced kernel has a spectral radius of exactly 1."""
+    mdp = TabularMDP(sp.csr_array(p) if sparse else p[:, None], np.zeros((2, 1)), 0.5)
+    one = np.ones((2, 1))
+    with pytest.raises(ValueError, match="c is too large"):
+        multi_step(mdp, one, one, 2 * one)
 
 
 def bad_calls():
