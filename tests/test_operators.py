@@ -207,8 +207,15 @@ def test_lemma_3_weights_that_regenerate_contract_but_have_no_traces():
     assert op.contraction_rates()[0, 0] == pytest.approx(0.89)
     assert op.contraction_rate() == pytest.approx(0.89)
     assert op.is_contractive()
-    with pytest.raises(ValueError, match=r"w\[1, 0\] = 0 leads to w\[2, 0\] = .* cannot regenerate"):
+    with pytest.raises(ValueError, match=r"w\[1, 0\] = 0 leads to w\[2, 0\] = .* stays zero"):
         weights.to_traces(mdp, uniform, w[0, 0], (0, 0))
+
+
+def test_weights_with_zeros_may_come_from_other_traces_than_those_of_lemma_2():
+    mdp, pi, mu = library.chain(n=3, actions=2)
+    w = weights.exact(mdp, mu, traces.retrace(pi, mu), start=(0, 0))
+    with pytest.raises(ValueError, match=r"no traces of Lemma 2: .* w\[1, 1\] = 0 leads to w\[2, 0\] = 0.5"):
+        weights.to_traces(mdp, mu, w, (0, 0))
 
 
 @pytest.mark.parametrize("pair", [(1.3, 0.6), (0.8, 1.5), (1.0, 0.7)])
