@@ -361,6 +361,20 @@ def test_composition_of_different_problems_is_refused():
     mdp, pi, mu = library.chain(n=3)
     with pytest.raises(ValueError, match="other must evaluate the same policy"):
         one_step(mdp, pi) @ one_step(mdp, mu)
+    # Without rewards, V-trace with ρ and with 2ρ evaluate the same policy with the same b; their A differ.
+    free = TabularMDP(mdp.p, np.zeros(mdp.r.shape), mdp.discount)
+    rho = traces.importance_sampling(pi, mu)
+    with pytest.raises(ValueError, match="the same mu"):
+        vtrace(free, mu, 0 * rho, rho) @ vtrace(free, mu, 0 * rho, 2 * rho)
+
+
+def test_vtrace_composes_where_rho_leaves_a_state_without_a_policy():
+    mdp, pi, mu = library.garnet(states=5, actions=3, branching=2, seed=0)
+    rho = traces.importance_sampling(pi, mu)
+    rho[2] = 0.0
+    op = vtrace(mdp, mu, np.minimum(rho, 1), rho)
+    v = np.arange(5.0)
+    np.testing.assert_allclose((op @ op)(v), op(op(v)), atol=1e-12)
 
 
 def test_an_operator_that_does_not_contract_says_so():
@@ -423,6 +437,10 @@ def bad_calls():
             r"q must have shape \(3, 2\), got \(3,\)",
         ),
         "v of a wrong shape": (lambda: vtrace(mdp, mu, c, c)(c), r"v must have shape \(3,\), got \(3, 2\)"),
+        "v of a wrong shape to iterate": (
+            lambda: vtrace(mdp, mu, c, c).iterate(c, 1),
+            r"v must have shape \(3,\), got \(3, 2\)",
+        ),
         "negative rho": (
             lambda: vtrace(mdp, mu, c, c - 1),
             r"rho must not be negative, but rho\[0, 1\] = -1",
