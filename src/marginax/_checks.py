@@ -87,7 +87,7 @@ def policy(name: str, value: ArrayLike, num_states: int, num_actions: int) -> Fl
     return distribution(name, value, (num_states, num_actions))
 
 
-def discount(value: float, name: str = "discount") -> float:
+def discount(value: Any, name: str = "discount") -> float:
     """Returns a discount in [0, 1)."""
     result = number(name, value)
     if not 0.0 <= result < 1.0:
@@ -157,6 +157,31 @@ def index(name: str, value: Any, size: int) -> int:
     if result >= size:
         raise ValueError(f"{name} must lie in range({size}), got {value}")
     return result
+
+
+def indices(name: str, value: Any, size: int, counted: np.ndarray | None = None) -> np.ndarray:
+    """Returns ``value`` as an array of indices in ``range(size)``; entries that are not ``counted`` may be anything."""
+    result = np.asarray(value)
+    if result.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be whole numbers, got {result.dtype}")
+    if result.size and (result.min() < 0 or result.max() >= size):
+        bad = (result < 0) | (result >= size)
+        bad = bad if counted is None else bad & counted
+        if bad.any():
+            place = np.argwhere(bad)[0]
+            raise ValueError(
+                f"{name} must lie in range({size}), but {name}{where(place)} = {result[tuple(place)]}"
+            )
+    return result
+
+
+def steps(trajectories: Any, num_states: int, num_actions: int) -> None:
+    """Raises if trajectories hold a state or action outside the tables; padding and what follows an end are not read."""
+    valid = np.asarray(trajectories.valid)
+    indices("trajectories.states", trajectories.states, num_states, valid)
+    indices("trajectories.actions", trajectories.actions, num_actions, valid)
+    arrives = valid & (np.asarray(trajectories.discounts) != 0)
+    indices("trajectories.next_states", trajectories.next_states, num_states, arrives)
 
 
 def pair(name: str, value: Any, num_states: int, num_actions: int) -> tuple[int, int]:

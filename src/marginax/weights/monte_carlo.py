@@ -11,7 +11,16 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax.trajectories import Trajectory
-from marginax.weights._data import assemble, count_starts, divide, estimate, link_steps, row_of, rows_of
+from marginax.weights._data import (
+    assemble,
+    count_starts,
+    divide,
+    estimate,
+    fixed_discount,
+    link_steps,
+    row_of,
+    rows_of,
+)
 
 __all__ = ["MonteCarlo", "monte_carlo"]
 
@@ -100,7 +109,7 @@ class MonteCarlo(eqx.Module):
         return cls(
             sums=jnp.zeros((rows, 1 if as_printed else 2, states if factored else n)),
             visits=jnp.zeros((2, rows)) if factored else None,
-            discount=jnp.asarray(discount, dtype=jnp.result_type(float)),
+            discount=fixed_discount(discount),
             shape=(states,) if on_states else (states, actions),
             average="exponential" if as_printed else average,
             step_size=checks.step_size(step_size),
