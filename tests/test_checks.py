@@ -4,7 +4,7 @@ import jax
 import jaxtyping
 import pytest
 
-from marginax import linear_programs, problems, traces, trajectories, weights
+from marginax import learning, linear_programs, problems, traces, trajectories, weights
 
 MDP, PI, MU = problems.chain(n=3, actions=2)
 C = traces.retrace(PI, MU)
@@ -41,6 +41,17 @@ def test_places_of_a_start():
     refused("start[0] must be a whole number, got 'a'", weights.exact, MDP, MU, C, start=("a", "b"))
     refused("start must be a whole number, got (0, 0)", weights.exact_states, MDP, MU, C, start=(0, 0))
     refused("start must be a whole number, got (0, 0)", ESTIMATORS[0], BATCH, C, start=(0, 0), on_states=True)
+
+
+def test_choices_and_step_sizes():
+    for call in (
+        lambda **options: learning.evaluate(BATCH, PI, C, **options),
+        lambda **options: learning.improve(BATCH, MU, learning.retrace(MU), **options),
+    ):
+        refused("visits must be one of each, mean, got 'foo'", call, visits="foo")
+        refused("step_size must be a number, got 'x'", call, step_size="x")
+    refused("refresh_growth must be a number, got 'x'", learning.evaluate, BATCH, PI, C, refresh_growth="x")
+    refused("states must be whole numbers, got float64", learning.evaluate, BATCH, PI, C, states=[0.5])
 
 
 def test_numbers():

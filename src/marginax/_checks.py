@@ -34,14 +34,17 @@ def array(name: str, value: ArrayLike, shape: Sequence[int | None] | None = None
             f"{name} must be an array of real numbers, got {type(value).__name__}: {error}"
         ) from None
     if shape is not None:
-        fits = result.ndim == len(shape) and all(
-            want is None or have == want for have, want in zip(result.shape, shape, strict=False)
-        )
-        if not fits:
-            wanted = str(tuple(-1 if n is None else n for n in shape)).replace("-1", "any")
-            raise ValueError(f"{name} must have shape {wanted}, got {result.shape}")
+        shaped(name, result.shape, shape)
     finite(name, result)
     return result
+
+
+def shaped(name: str, have: tuple[int, ...], want: Sequence[int | None]) -> None:
+    """Raises if a shape is not the one that is wanted (``None``: any length)."""
+    fits = len(have) == len(want) and all(n is None or m == n for m, n in zip(have, want, strict=True))
+    if not fits:
+        wanted = str(tuple(-1 if n is None else n for n in want)).replace("-1", "any")
+        raise ValueError(f"{name} must have shape {wanted}, got {have}")
 
 
 def finite(name: str, values: np.ndarray) -> None:
