@@ -39,6 +39,10 @@ class Bellman(ABC):
     def times(self, q: FloatArray) -> FloatArray:
         """``A q``, where q may have one more axis at the end."""
 
+    def error(self, q: FloatArray) -> FloatArray:
+        """``b - A q``."""
+        return self.reward - self.times(q)
+
     @abstractmethod
     def after(self, credit: FloatArray) -> FloatArray:
         """``D A`` for a dense D ``[n, n]``."""

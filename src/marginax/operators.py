@@ -211,7 +211,7 @@ class Operator:
         return checks.array("q" if len(self.shape) == 2 else "v", q, self.shape)
 
     def _apply(self, q: FloatArray) -> FloatArray:
-        return q + self.credit_form.times(self.bellman.reward - self.bellman.times(q))
+        return q + self.credit_form.times(self.bellman.error(q))
 
 
 def one_step(mdp: TabularMDP, pi: ArrayLike) -> Operator:
