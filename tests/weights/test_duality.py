@@ -1,6 +1,7 @@
 """Saddle point and Fenchel duality: agreement with certainty equivalence as tables, with closed forms in features."""
 
 from functools import partial
+from inspect import signature
 
 import jax
 import numpy as np
@@ -175,6 +176,10 @@ def test_the_gap_is_the_difference_of_the_two_optima():
     least = min(loss(x, corner[:, None]) for corner in corners_y.T)
     assert duality_gap(problem, x, y)[0] == pytest.approx(most - least)
     assert solve(problem, 1e-8, 10_000).gap <= 1e-8
+
+
+def test_both_take_the_same_arguments():
+    assert signature(fenchel).parameters == signature(saddle_point).parameters
 
 
 @BOTH

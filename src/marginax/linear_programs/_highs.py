@@ -142,7 +142,7 @@ class Program:
         return self._basis_solve(self._highs.getBasisSolve, right_hand_side)
 
     def basis_transpose_solve(self, right_hand_side: np.ndarray) -> np.ndarray:
-        """y with ``Bᵀ y = right_hand_side`` for the current basis matrix B, one entry a row."""
+        """y with ``Bᵀ y = right_hand_side`` for the current basis matrix B, one entry per row."""
         return self._basis_solve(self._highs.getBasisTransposeSolve, right_hand_side)
 
     def _basis_solve(self, method: Callable[..., Any], right_hand_side: np.ndarray) -> np.ndarray:

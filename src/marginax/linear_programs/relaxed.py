@@ -32,7 +32,7 @@ FEASIBLE = 1e-9  # how far a basis may leave its bounds and still count as feasi
 
 
 class Relaxed(NamedTuple):
-    """The optima of all relaxed programs, one a start pair.
+    """The optima of all relaxed programs, one per start pair.
 
     Attributes:
         values: optimal objective, the paper's Q_{t+1}, ``[S, A]``.
@@ -106,7 +106,7 @@ def evaluate(mdp: TabularMDP, pi: ArrayLike, *, time_limit: float | None = None)
         Q^π, ``[S, A]``.
 
     Raises:
-        ValueError: on a policy that is none.
+        ValueError: if pi is not a policy.
         ProgramError: HiGHS did not find an optimum.
 
     Example:
@@ -155,7 +155,7 @@ def relaxed(
         ``values [S, A]``, ``occupancy [S, A, S, A]``, ``weights [S, A, S, A]``, and ``lost_mass [S, A]`` as a property.
 
     Raises:
-        ValueError: on a policy that is none, a q of the wrong shape, a rate outside [0, 1).
+        ValueError: if pi or mu is not a policy, q has the wrong shape, or the rate is outside [0, 1).
         ProgramError: HiGHS did not find an optimum; names the pair and HiGHS's status.
 
     Example:
@@ -220,7 +220,7 @@ def iterate(
         ``values [steps + 1, S, A]`` and ``errors [steps + 1]``.
 
     Raises:
-        ValueError: on a policy that is none, a q of the wrong shape, a rate outside [0, 1), negative steps.
+        ValueError: if pi or mu is not a policy, q has the wrong shape, the rate is outside [0, 1), or steps is negative.
         ProgramError: HiGHS did not find an optimum; names the pair and HiGHS's status.
 
     Example:

@@ -253,7 +253,7 @@ def _places(model: Model) -> np.ndarray:
 
 
 def _starts(model: Model, block: np.ndarray, size: int) -> FloatArray:
-    """``(1-γ) δ`` of every start of a block, a column each."""
+    """``(1-γ) δ`` of every start of a block, one column per start."""
     columns = np.zeros((size, len(block)))
     columns[block, np.arange(len(block))] = 1 - model.mdp.discount
     return columns
