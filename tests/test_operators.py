@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from hypothesis import given
 
 from marginax import (
@@ -206,8 +207,15 @@ def test_lemma_3_weights_that_regenerate_contract_but_have_no_traces():
     assert op.contraction_rates()[0, 0] == pytest.approx(0.89)
     assert op.contraction_rate() == pytest.approx(0.89)
     assert op.is_contractive()
-    with pytest.raises(ValueError, match=r"w\[1, 0\] = 0 leads to w\[2, 0\] = .* cannot regenerate"):
+    with pytest.raises(ValueError, match=r"w\[1, 0\] = 0 leads to w\[2, 0\] = .* stays zero"):
         weights.to_traces(mdp, uniform, w[0, 0], (0, 0))
+
+
+def test_weights_with_zeros_may_come_from_other_traces_than_those_of_lemma_2():
+    mdp, pi, mu = library.chain(n=3, actions=2)
+    w = weights.exact(mdp, mu, traces.retrace(pi, mu), start=(0, 0))
+    with pytest.raises(ValueError, match=r"no traces of Lemma 2: .* w\[1, 1\] = 0 leads to w\[2, 0\] = 0.5"):
+        weights.to_traces(mdp, mu, w, (0, 0))
 
 
 @pytest.mark.parametrize("pair", [(1.3, 0.6), (0.8, 1.5), (1.0, 0.7)])
@@ -353,6 +361,20 @@ def test_composition_of_different_problems_is_refused():
     mdp, pi, mu = library.chain(n=3)
     with pytest.raises(ValueError, match="other must evaluate the same policy"):
         one_step(mdp, pi) @ one_step(mdp, mu)
+    # Without rewards, V-trace with ρ and with 2ρ evaluate the same policy with the same b; their A differ.
+    free = TabularMDP(mdp.p, np.zeros(mdp.r.shape), mdp.discount)
+    rho = traces.importance_sampling(pi, mu)
+    with pytest.raises(ValueError, match="the same mu"):
+        vtrace(free, mu, 0 * rho, rho) @ vtrace(free, mu, 0 * rho, 2 * rho)
+
+
+def test_vtrace_composes_where_rho_leaves_a_state_without_a_policy():
+    mdp, pi, mu = library.garnet(states=5, actions=3, branching=2, seed=0)
+    rho = traces.importance_sampling(pi, mu)
+    rho[2] = 0.0
+    op = vtrace(mdp, mu, np.minimum(rho, 1), rho)
+    v = np.arange(5.0)
+    np.testing.assert_allclose((op @ op)(v), op(op(v)), atol=1e-12)
 
 
 def test_an_operator_that_does_not_contract_says_so():
@@ -375,6 +397,19 @@ def test_traces_that_sum_to_infinity_are_refused():
     # In an episode of bounded length the same traces are fine.
     short, target, behaviour = library.chain(n=4)
     assert np.isfinite(multi_step(short, target, behaviour, np.full(short.r.shape, 5.0))(short.r)).all()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize(
+    "p", [np.eye(2), np.eye(2)[::-1], np.ones((2, 2)) / 2], ids=["loops", "cycle", "both"]
+)
+def test_at_the_edge_of_convergence_nothing_warns_before_the_refusal(p, sparse):
+    """The discounted traced kernel has a spectral radius of exactly 1."""
+    mdp = TabularMDP(sp.csr_array(p) if sparse else p[:, None], np.zeros((2, 1)), 0.5)
+    one = np.ones((2, 1))
+    with pytest.raises(ValueError, match="c is too large"):
+        multi_step(mdp, one, one, 2 * one)
 
 
 def bad_calls():
@@ -402,6 +437,10 @@ def bad_calls():
             r"q must have shape \(3, 2\), got \(3,\)",
         ),
         "v of a wrong shape": (lambda: vtrace(mdp, mu, c, c)(c), r"v must have shape \(3,\), got \(3, 2\)"),
+        "v of a wrong shape to iterate": (
+            lambda: vtrace(mdp, mu, c, c).iterate(c, 1),
+            r"v must have shape \(3,\), got \(3, 2\)",
+        ),
         "negative rho": (
             lambda: vtrace(mdp, mu, c, c - 1),
             r"rho must not be negative, but rho\[0, 1\] = -1",

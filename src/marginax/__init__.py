@@ -6,7 +6,8 @@ Bellman error met at ``(x', a')`` counts for the value of ``(x, a)``; the operat
 >>> import marginax as mx
 >>> mdp, pi, mu = mx.problems.chain(n=10)
 >>> retrace = mx.multi_step(mdp, pi, mu, mx.traces.retrace(pi, mu))
->>> bool(abs(retrace.fixed_point() - mdp.q_values(pi)).max() < 1e-12)
+>>> q_pi = mdp.q_values(pi)
+>>> bool(abs(retrace(q_pi) - q_pi).max() < 1e-12)
 True
 """
 

@@ -27,12 +27,21 @@ class Bellman(ABC):
 
     @property
     @abstractmethod
+    def measure(self) -> FloatArray:
+        """The measure over actions ``[S, A]`` that A and b are made of."""
+
+    @property
+    @abstractmethod
     def reward(self) -> FloatArray:
         """b."""
 
     @abstractmethod
     def times(self, q: FloatArray) -> FloatArray:
         """``A q``, where q may have one more axis at the end."""
+
+    def error(self, q: FloatArray) -> FloatArray:
+        """``b - A q``."""
+        return self.reward - self.times(q)
 
     @abstractmethod
     def after(self, credit: FloatArray) -> FloatArray:
@@ -53,6 +62,10 @@ class PairBellman(Bellman):
     @property
     def shape(self) -> tuple[int, ...]:
         return self.mdp.r.shape
+
+    @property
+    def measure(self) -> FloatArray:
+        return self.pi
 
     @property
     def reward(self) -> FloatArray:
@@ -87,18 +100,23 @@ class StateBellman(Bellman):
         return (self.mdp.num_states,)
 
     @cached_property
+    def measure(self) -> FloatArray:
+        """ρμ ``[S, A]``."""
+        return self.mu * self.rho
+
+    @cached_property
     def scale(self) -> FloatArray:
         """ρ̄ ``[S]``."""
-        return (self.mu * self.rho).sum(axis=1)
+        return self.measure.sum(axis=1)
 
     @cached_property
     def kernel(self) -> Any:
         """P^{ρμ} ``[S, S]``."""
-        return self.mdp.state_kernel(self.mu * self.rho)
+        return self.mdp.state_kernel(self.measure)
 
     @property
     def reward(self) -> FloatArray:
-        return (self.mu * self.rho * self.mdp.r).sum(axis=1)
+        return (self.measure * self.mdp.r).sum(axis=1)
 
     def evaluated_policy(self) -> FloatArray:
         """π_ρ ``[S, A]``."""
@@ -107,7 +125,7 @@ class StateBellman(Bellman):
             raise ValueError(
                 f"rho leaves no policy to evaluate in state {place}: sum over a of mu[{place}, a] rho[{place}, a] is 0"
             )
-        return self.mu * self.rho / self.scale[:, None]
+        return self.measure / self.scale[:, None]
 
     def times(self, q: FloatArray) -> FloatArray:
         scale = self.scale if q.ndim == 1 else self.scale[:, None]

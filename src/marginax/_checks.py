@@ -34,14 +34,17 @@ def array(name: str, value: ArrayLike, shape: Sequence[int | None] | None = None
             f"{name} must be an array of real numbers, got {type(value).__name__}: {error}"
         ) from None
     if shape is not None:
-        fits = result.ndim == len(shape) and all(
-            want is None or have == want for have, want in zip(result.shape, shape, strict=False)
-        )
-        if not fits:
-            wanted = str(tuple(-1 if n is None else n for n in shape)).replace("-1", "any")
-            raise ValueError(f"{name} must have shape {wanted}, got {result.shape}")
+        shaped(name, result.shape, shape)
     finite(name, result)
     return result
+
+
+def shaped(name: str, have: tuple[int, ...], want: Sequence[int | None]) -> None:
+    """Raises if a shape is not the one that is wanted (``None``: any length)."""
+    fits = len(have) == len(want) and all(n is None or m == n for m, n in zip(have, want, strict=True))
+    if not fits:
+        wanted = str(tuple(-1 if n is None else n for n in want)).replace("-1", "any")
+        raise ValueError(f"{name} must have shape {wanted}, got {have}")
 
 
 def finite(name: str, values: np.ndarray) -> None:
@@ -87,7 +90,7 @@ def policy(name: str, value: ArrayLike, num_states: int, num_actions: int) -> Fl
     return distribution(name, value, (num_states, num_actions))
 
 
-def discount(value: float, name: str = "discount") -> float:
+def discount(value: Any, name: str = "discount") -> float:
     """Returns a discount in [0, 1)."""
     result = number(name, value)
     if not 0.0 <= result < 1.0:
@@ -95,22 +98,38 @@ def discount(value: float, name: str = "discount") -> float:
     return result
 
 
-def number(name: str, value: Any) -> float:
-    """Returns ``value`` as a finite float."""
+def number(name: str, value: Any, *, infinite: bool = False) -> float:
+    """Returns ``value`` as a finite float; with ``infinite``, positive infinity is allowed too."""
     try:
         result = float(value)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a number, got {value!r}") from None
-    if not np.isfinite(result):
+    if not (np.isfinite(result) or (infinite and result == np.inf)):
         raise ValueError(f"{name} must be finite, got {value}")
     return result
 
 
-def at_least(name: str, value: Any, least: float) -> float:
-    """Returns ``value`` as a finite float of at least ``least``."""
-    result = number(name, value)
+def at_least(name: str, value: Any, least: float, *, infinite: bool = False) -> float:
+    """Returns ``value`` as a float of at least ``least``."""
+    result = number(name, value, infinite=infinite)
     if result < least:
         raise ValueError(f"{name} must be at least {least:g}, got {value}")
+    return result
+
+
+def positive(name: str, value: Any, *, infinite: bool = False) -> float:
+    """Returns ``value`` as a float above 0."""
+    result = number(name, value, infinite=infinite)
+    if result <= 0.0:
+        raise ValueError(f"{name} must be positive, got {value}")
+    return result
+
+
+def step_size(value: Any, name: str = "step_size") -> float:
+    """Returns a step size in (0, 1]."""
+    result = number(name, value)
+    if not 0.0 < result <= 1.0:
+        raise ValueError(f"{name} must lie in (0, 1], got {value}")
     return result
 
 
@@ -124,7 +143,11 @@ def fraction(name: str, value: Any) -> float:
 
 def count(name: str, value: Any, least: int = 1) -> int:
     """Returns ``value`` as an integer of at least ``least``."""
-    if isinstance(value, bool) or int(value) != value:
+    try:
+        whole = not isinstance(value, bool) and int(value) == value
+    except (TypeError, ValueError, OverflowError):
+        whole = False
+    if not whole:
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
@@ -137,6 +160,40 @@ def index(name: str, value: Any, size: int) -> int:
     if result >= size:
         raise ValueError(f"{name} must lie in range({size}), got {value}")
     return result
+
+
+def indices(name: str, value: Any, size: int, counted: np.ndarray | None = None) -> np.ndarray:
+    """Returns ``value`` as an array of indices in ``range(size)``; entries that are not ``counted`` may be anything."""
+    result = np.asarray(value)
+    if result.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be whole numbers, got {result.dtype}")
+    if result.size and (result.min() < 0 or result.max() >= size):
+        bad = (result < 0) | (result >= size)
+        bad = bad if counted is None else bad & counted
+        if bad.any():
+            place = np.argwhere(bad)[0]
+            raise ValueError(
+                f"{name} must lie in range({size}), but {name}{where(place)} = {result[tuple(place)]}"
+            )
+    return result
+
+
+def steps(trajectories: Any, num_states: int, num_actions: int) -> None:
+    """Raises if trajectories hold a state or action outside the tables; padding and what follows an end are not read."""
+    valid = np.asarray(trajectories.valid)
+    indices("trajectories.states", trajectories.states, num_states, valid)
+    indices("trajectories.actions", trajectories.actions, num_actions, valid)
+    arrives = valid & (np.asarray(trajectories.discounts) != 0)
+    indices("trajectories.next_states", trajectories.next_states, num_states, arrives)
+
+
+def pair(name: str, value: Any, num_states: int, num_actions: int) -> tuple[int, int]:
+    """Returns ``value`` as a pair ``(x, a)`` of indices in ``range(S)`` and ``range(A)``."""
+    try:
+        state, action = value
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a pair (state, action), got {value!r}") from None
+    return index(f"{name}[0]", state, num_states), index(f"{name}[1]", action, num_actions)
 
 
 def choice(name: str, value: str, choices: Iterable[str]) -> str:

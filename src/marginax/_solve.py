@@ -5,11 +5,12 @@ The method is read off the kernel's structure, so that nobody has to choose:
 - dense kernels: LU of the transpose. ``I - γP`` is an M-matrix with dominant rows, so its transpose needs no pivoting, nothing
   cancels, small entries of the inverse are as accurate as large ones and impossible ones are exactly zero;
 - sparse, no cycles but self-loops (a chain, a grid walked right and down): one triangular substitution in topological order;
-- sparse, one successor a state (deterministic policy and transitions): repeated squaring of the successor map;
+- sparse, one successor per state (deterministic policy and transitions): repeated squaring of the successor map;
 - sparse and small: sparse LU of the transpose;
 - sparse and large: BiCGSTAB, restarted where it breaks down, finished by plain sweeps, the error bounded by the residual.
 """
 
+import warnings
 from functools import cached_property
 from typing import Any
 
@@ -66,10 +67,13 @@ class Resolvent:
         if self.gain < 1.0:
             return True
         magnitude = Resolvent(abs(self.kernel), self.discount)
-        try:
-            y = magnitude(np.ones(self.kernel.shape[0]))
-        except (RuntimeError, np.linalg.LinAlgError):
-            return False
+        # At a spectral radius of exactly 1 the system is singular; the solvers warn or raise, and the answer is no.
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", scipy.linalg.LinAlgWarning)
+            try:
+                y = magnitude(np.ones(self.kernel.shape[0]))
+            except (RuntimeError, np.linalg.LinAlgError):
+                return False
         return bool(np.all(np.isfinite(y)) and y.min() >= 1.0 - 1e-9)
 
     def _solve(self, b: FloatArray, transposed: bool) -> FloatArray:

@@ -285,13 +285,7 @@ class TabularMDP:
             >>> TabularMDP([[[1.0]]], [[1.0]], 0.5).pair((0, 0))
             (0, 0)
         """
-        try:
-            state, action = start
-        except (TypeError, ValueError):
-            raise ValueError(f"start must be a pair (state, action), got {start!r}") from None
-        return checks.index("start[0]", state, self.num_states), checks.index(
-            "start[1]", action, self.num_actions
-        )
+        return checks.pair("start", start, self.num_states, self.num_actions)
 
     def greedy_policy(self, q: ArrayLike) -> FloatArray:
         """The policy that takes the first best action of ``q``, ``π(a|x) = 1{a = argmax q(x, ·)}``.

@@ -54,18 +54,19 @@ class Operator:
         Returns:
             An array of the same shape.
         """
-        return self._apply(checks.array("q" if len(self.shape) == 2 else "v", q, self.shape))
+        return self._apply(self._values(q))
 
     def __matmul__(self, other: "Operator") -> "Operator":
         """Composes two operators for the same values: ``(self @ other)(q) = self(other(q))``."""
         same = (
             self.shape == other.shape
             and self.bellman.mdp is other.bellman.mdp
-            and np.array_equal(self.policy, other.policy)
-            and np.array_equal(self.bellman.reward, other.bellman.reward)
+            and np.array_equal(self.bellman.measure, other.bellman.measure)
         )
         if not same:
-            raise ValueError("other must evaluate the same policy on the same MDP object for a composition")
+            raise ValueError(
+                "other must evaluate the same policy (for V-trace, have the same mu * rho) on the same MDP object for a composition"
+            )
         return Operator(
             name=f"{self.name} after {other.name}",
             bellman=self.bellman,
@@ -107,7 +108,7 @@ class Operator:
             >>> one_step(mdp, [[1.0]]).iterate([[0.0]], 2).ravel()
             array([0. , 1. , 1.5])
         """
-        sequence = [checks.array("q", q, self.shape)]
+        sequence = [self._values(q)]
         for _ in range(checks.count("steps", steps, least=0)):
             sequence.append(self._apply(sequence[-1]))
         return np.stack(sequence)
@@ -206,8 +207,11 @@ class Operator:
         """
         return self.bellman.solution()
 
+    def _values(self, q: ArrayLike) -> FloatArray:
+        return checks.array("q" if len(self.shape) == 2 else "v", q, self.shape)
+
     def _apply(self, q: FloatArray) -> FloatArray:
-        return q + self.credit_form.times(self.bellman.reward - self.bellman.times(q))
+        return q + self.credit_form.times(self.bellman.error(q))
 
 
 def one_step(mdp: TabularMDP, pi: ArrayLike) -> Operator:

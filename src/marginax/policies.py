@@ -124,9 +124,7 @@ def softmax(q: ArrayLike, temperature: float = 1.0) -> FloatArray:
         array([[0.5, 0.5]])
     """
     values = checks.array("q", q, (None, None))
-    scale = checks.number("temperature", temperature)
-    if scale <= 0.0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
+    scale = checks.positive("temperature", temperature)
     with np.errstate(under="ignore"):
         weights = np.exp((values - values.max(axis=1, keepdims=True)) / scale)
     return weights / weights.sum(axis=1, keepdims=True)

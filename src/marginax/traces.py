@@ -120,7 +120,7 @@ def retrace(pi: ArrayLike, mu: ArrayLike, clip: float = 1.0, decay: float = 1.0)
         >>> retrace([[0.9, 0.1]], [[0.5, 0.5]], clip=1.0)
         array([[1. , 0.2]])
     """
-    limit = np.inf if np.isposinf(clip) else checks.at_least("clip", clip, 0.0)
+    limit = checks.at_least("clip", clip, 0.0, infinite=True)
     return clip_ratios(importance_sampling(pi, mu), limit, checks.fraction("decay", decay))
 
 

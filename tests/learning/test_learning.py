@@ -178,13 +178,37 @@ def test_refresh_schedule_of_one_is_every_iteration():
     [
         ({"step_size": 0.0}, "step_size must lie in"),
         ({"refresh_growth": 0.5}, "refresh_growth must be at least 1"),
-        ({"initial": np.zeros((2, 2))}, "must have one shape"),
+        ({"initial": np.zeros((2, 2))}, r"initial must have shape \(4, 2\), got \(2, 2\)"),
+        ({"initial": np.full((4, 2), np.inf)}, r"initial must be finite, but initial\[0, 0\] = inf"),
+        ({"pi": 2 * CHAIN.pi}, r"pi must sum to 1, but pi\[0\] sums to 2"),
+        ({"c": np.full((4, 2), np.nan)}, r"c must be finite, but c\[0, 0\] = nan"),
+        ({"c": np.zeros((3, 2))}, r"c must have shape \(4, 2\), got \(3, 2\)"),
+        ({"pi": CHAIN.pi[:2], "c": np.zeros((2, 2))}, r"states must lie in range\(2\), but .*\[0, 2\] = 2"),
+        ({"states": [99]}, r"states must lie in range\(4\), but states\[0\] = 99"),
+        ({"weights": np.ones((4, 2))}, r"weights must have shape \(4, 2, 4, 2\), got \(4, 2\)"),
+        ({"weights": np.full((4, 2, 4, 2), np.nan)}, "weights must be finite"),
+        ({"weights": MonteCarlo.init(4, 2, 0.9, start=(0, 0))}, r"weights must have shape .*, got \(4, 2\)"),
+        (
+            {"weights": MonteCarlo.init(4, 2, 0.9, on_states=True)},
+            r"weights must have shape .*, got \(4, 4\)",
+        ),
+        ({"weights": CertaintyEquivalence.init(5, 2, 0.9)}, "an estimator for 4 states and 2 actions"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_evaluate_refuses(change, message):
-    batch = stream(CHAIN, 1, 2, 4)
+    arguments = {"pi": CHAIN.pi, "c": np.zeros_like(CHAIN.pi)} | change
     with pytest.raises(ValueError, match=message):
-        learning.evaluate(batch, CHAIN.pi, np.zeros_like(CHAIN.pi), **change)
+        learning.evaluate(stream(CHAIN, 1, 2, 4), **arguments)
+
+
+def test_under_vmap_shapes_are_still_checked_and_numbers_are_not():
+    batch, c = stream(CHAIN, 1, 2, 4), np.zeros_like(CHAIN.pi)
+    starts = jnp.ones((3, 4, 2))
+    found = jax.vmap(lambda initial: learning.evaluate(batch, CHAIN.pi, c, initial=initial))(starts)
+    np.testing.assert_allclose(found[1], learning.evaluate(batch, CHAIN.pi, c, initial=np.ones((4, 2))))
+    with pytest.raises(ValueError, match=r"initial must have shape \(4, 2\), got \(4, 1\)"):
+        jax.vmap(lambda initial: learning.evaluate(batch, CHAIN.pi, c, initial=initial))(starts[..., :1])
 
 
 def test_one_trajectory_is_not_a_stream():
@@ -197,11 +221,48 @@ def test_one_trajectory_is_not_a_stream():
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"policy_step_size": 2.0}, "policy_step_size"), ({"refresh_every": 0}, "refresh")],
+    [
+        ({"policy_step_size": 2.0}, "policy_step_size"),
+        ({"refresh_every": 0}, "refresh"),
+        ({"initial": 2 * CHAIN.mu}, r"initial must sum to 1, but initial\[0\] sums to 2"),
+        ({"initial": CHAIN.mu[:2]}, r"trajectories.states must lie in range\(2\)"),
+        ({"traces": learning.retrace(CHAIN.mu[:3])}, r"the shape of mu, \(3, 2\), got \(4, 2\)"),
+        ({"traces": lambda pi: pi[0]}, r"traces\(pi\) must have shape \(4, 2\), got \(2,\)"),
+        ({"weights": MonteCarlo.init(4, 2, 0.9, start=(0, 0))}, "weights must have shape"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_improve_refuses(change, message):
+    arguments = {"initial": CHAIN.mu, "traces": learning.retrace(CHAIN.mu)} | change
     with pytest.raises(ValueError, match=message):
-        learning.improve(stream(CHAIN, 1, 2, 4), CHAIN.mu, learning.retrace(CHAIN.mu), **change)
+        learning.improve(stream(CHAIN, 1, 2, 4), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: learning.retrace(2 * CHAIN.mu), r"mu must sum to 1, but mu\[0\] sums to 2"),
+        (lambda: learning.retrace(CHAIN.pi), r"mu must be positive, .* but mu\[0, 1\] = 0"),
+        (lambda: learning.retrace(CHAIN.mu, clip=-1), "clip must be at least 0, got -1"),
+        (lambda: learning.retrace(CHAIN.mu, decay=2), r"decay must lie in \[0, 1\], got 2"),
+        (lambda: learning.average_return(CHAIN.mdp, 2 * CHAIN.pi), r"policies must sum to 1"),
+        (lambda: learning.average_return(CHAIN.mdp, CHAIN.pi[:2]), r"policies must have shape \(4, 2\)"),
+        (lambda: learning.average_return(CHAIN.mdp, CHAIN.pi, [4]), r"states\[0\] = 4"),
+        (lambda: learning.refresh_schedule(5, np.nan), "refresh_growth must be finite"),
+    ],
+)
+def test_what_goes_with_them_refuses(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_average_return_takes_policies_of_any_shape():
+    mdp, pi, mu = WORLD
+    several = np.stack([[pi, mu], [mu, mu]])
+    each = [[mdp.v_values(one)[:8].mean() for one in row] for row in several]
+    np.testing.assert_allclose(learning.average_return(mdp, several), each)
+    np.testing.assert_allclose(learning.average_return(mdp, jnp.asarray(several)), each, rtol=1e-5)
+    assert learning.average_return(mdp, mu, states=[0]) == pytest.approx(mdp.v_values(mu)[0])
 
 
 def test_mean_of_visits_moves_each_pair_once():

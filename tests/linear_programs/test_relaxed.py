@@ -328,7 +328,7 @@ class TestWhatHighsReports:
         with pytest.raises(programs.ProgramError, match=r"the pair .* 'Unbounded'"):
             program.solve("the pair (x, a) = (1, 2)")
 
-    def test_a_cost_that_is_not_finite_is_refused(self):
+    def test_costs_and_options_that_highs_cannot_take_are_refused(self):
         program = Program(
             sp.csc_array(np.ones((1, 2))),
             np.ones(2),
@@ -340,10 +340,13 @@ class TestWhatHighsReports:
         )
         with pytest.raises(programs.ProgramError, match=r"cost 1 .* not finite"):
             program.set_cost(0, np.array([0.0, np.nan]))
+        with pytest.raises(programs.ProgramError, match="HiGHS refused option time_limit = -1"):
+            program._option("time_limit", -1.0)
 
-    def test_an_impossible_option_is_refused(self):
-        with pytest.raises(programs.ProgramError, match="time_limit = -1"):
-            programs.evaluate(mx.TabularMDP([[[1.0]]], [[1.0]], 0.5), [[1.0]], time_limit=-1.0)
+    @pytest.mark.parametrize("limit", [-1.0, np.nan])
+    def test_an_impossible_time_limit_is_refused(self, limit):
+        with pytest.raises(ValueError, match="time_limit must be"):
+            programs.evaluate(mx.TabularMDP([[[1.0]]], [[1.0]], 0.5), [[1.0]], time_limit=limit)
 
 
 def test_progress_is_shown_only_when_asked(capsys):

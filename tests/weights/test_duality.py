@@ -1,6 +1,7 @@
 """Saddle point and Fenchel duality: agreement with certainty equivalence as tables, with closed forms in features."""
 
 from functools import partial
+from inspect import signature
 
 import jax
 import numpy as np
@@ -177,6 +178,10 @@ def test_the_gap_is_the_difference_of_the_two_optima():
     assert solve(problem, 1e-8, 10_000).gap <= 1e-8
 
 
+def test_both_take_the_same_arguments():
+    assert signature(fenchel).parameters == signature(saddle_point).parameters
+
+
 @BOTH
 def test_says_when_the_gap_was_not_reached(estimate):
     with pytest.warns(UserWarning, match="not reached in 40 iterations: the duality gap is"):
@@ -191,6 +196,7 @@ def test_says_when_the_gap_was_not_reached(estimate):
         ({"tolerance": 0.0}, "tolerance must be positive"),
         ({"max_iterations": 0}, "max_iterations must be at least 1"),
         ({"features": np.ones((4, 2, 1))}, r"features must have shape \(5, 2, any\)"),
+        ({"features": np.ones((5, 2, 1)), "radius": -1.0}, "radius must be positive, got -1"),
         ({"critic_features": np.ones((5, 2, 1))}, "critic_features needs features"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

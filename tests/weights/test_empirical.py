@@ -116,13 +116,39 @@ def test_logged_probabilities_are_averaged_and_completed():
     np.testing.assert_allclose(counts.logged_behaviour(), [[0.5, 0.2, 0.3]])
 
 
+@pytest.mark.parametrize("dense", [False, True], ids=["host", "dense"])
+@pytest.mark.parametrize("kind", [bool, int, float])
+def test_flags_may_be_zeros_and_ones(kind, dense):
+    ended, first, valid = (np.array(flags).astype(kind) for flags in ([0, 1, 0], [1, 0, 1], [1, 1, 0]))
+    counts = EmpiricalMDP.empty(2, 1, dense=dense).add(
+        [0, 1, 1], [0, 0, 0], [1, 1, 1], ended, first=first, valid=valid
+    )
+    successors = counts.successors if dense else counts.successors.toarray()
+    np.testing.assert_array_equal(np.reshape(successors, (2, 2)), [[0, 1], [0, 0]])
+    np.testing.assert_array_equal(counts.starts, [1, 0])
+    np.testing.assert_array_equal(counts.visits, [[1], [1]])
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["host", "dense"])
+@pytest.mark.parametrize("name", ["actions", "ended", "rewards", "valid"])
+def test_arrays_of_different_lengths_are_refused(name, dense):
+    columns = {"actions": [0, 0], "next_states": [0, 1], "ended": [False, True], name: [0]}
+    with pytest.raises(ValueError, match=rf"{name} must have the shape of states, \(2,\), got \(1,\)"):
+        EmpiricalMDP.empty(2, 1, dense=dense).add([0, 1], **columns)
+
+
 def test_bad_data_are_refused():
     empty = EmpiricalMDP.empty(2, 1)
+    logged, not_logged = empty.add([0], [0], [0], [False], behaviour=[1.0]), empty.add([0], [0], [0], [False])
+    for one, other in ((logged, not_logged), (not_logged, logged)):
+        with pytest.raises(ValueError, match="behaviour probabilities are present in one part"):
+            one.merge(other)
+    assert logged.merge(empty).has_behaviour and empty.merge(logged).has_behaviour
     with pytest.raises(ValueError, match=r"next_states must lie in range\(2\), but one of them is 2"):
         empty.add([0], [0], [2], ended=[False])
     empty.add([0], [0], [2], ended=[True])  # what follows the end is not read
     with pytest.raises(ValueError, match="behaviour probabilities are present in one part"):
-        empty.add([0], [0], [0], [False]).add([0], [0], [0], [False], behaviour=[1.0])
+        not_logged.add([0], [0], [0], [False], behaviour=[1.0])
     with pytest.raises(ValueError, match="unseen must be"):
         empty.transitions("ignore")
     with pytest.raises(ValueError, match="cannot be merged"):

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 import marginax as mx
-from marginax.weights import ReverseTD, certainty_equivalence, monte_carlo, reverse_td
+from marginax.weights import (
+    CertaintyEquivalence,
+    MonteCarlo,
+    Regression,
+    ReverseTD,
+    certainty_equivalence,
+    monte_carlo,
+    reverse_td,
+)
 from reference import estimators as reference
 
 MDP, PI, MU, C = reference.random_problem(0)
@@ -98,6 +106,53 @@ def test_open_world_with_long_traces_needs_few_trajectories():
         w = np.asarray(reverse_td(data, c))
         errors.append((visits[0] * np.abs(w - exact)[0]).sum() / (visits[0] * exact[0]).sum())
     assert errors[0] < 0.25 and errors[1] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"mu": 2 * MU}, r"mu must sum to 1, but mu\[0\] sums to 2"),
+        ({"mu": np.full((5, 2), np.nan)}, r"mu must be finite, but mu\[0, 0\] = nan"),
+        ({"mu": MU[:3]}, r"mu must have shape \(5, 2\), got \(3, 2\)"),
+    ],
+    ids=["sum", "nan", "shape"],
+)
+def test_refuses(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        reverse_td(batch(), C, **arguments)
+
+
+@pytest.mark.parametrize("loop", [np.eye(1), np.eye(2)[::-1]], ids=["loop", "cycle"])
+def test_traces_that_diverge_are_refused_and_are_nan_in_the_incremental_form(loop):
+    """Deterministic, one action, γ c = 1.08: the sum over time is infinite whatever the data."""
+    only = np.ones((len(loop), 1))
+    mdp = mx.TabularMDP(loop[:, None], 0 * only, 0.9)
+    data = mx.trajectories.sample(mdp, only, jax.random.key(0), episodes=2, horizon=50)
+    for options in ({}, {"start": (0, 0)}, {"on_states": True}, {"on_states": True, "start": 0}):
+        start = 0 if "on_states" in options else r"\(0, 0\)"
+        with pytest.raises(ValueError, match=f"c is too large: .* from start {start}"):
+            reverse_td(data, 1.2 * only, mu=only, **options)
+    for kind in (ReverseTD, CertaintyEquivalence):
+        estimator = kind.init(len(loop), 1, 0.9, mu=only).update(data, 1.2 * only)
+        assert np.isnan(estimator.weights(1.2 * only)).all()
+        assert np.isfinite(kind.init(len(loop), 1, 0.9).update(data, only).weights(only)).all()
+    assert np.isfinite(reverse_td(data, 1.2 * only)).all()  # without mu, mean traces above 1 count as 1
+
+
+@pytest.mark.parametrize("kind", [CertaintyEquivalence, MonteCarlo, ReverseTD, Regression])
+def test_every_incremental_form_checks_its_discount_and_behaviour(kind):
+    size = (np.eye(3), 2) if kind is Regression else (3, 2)
+    for discount, words in (
+        (2.0, r"discount must lie in \[0, 1\), got 2"),
+        (np.nan, "discount must be finite"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            kind.init(*size, discount)
+    made = jax.vmap(lambda discount: kind.init(*size, discount).discount)(jnp.array([0.5, 0.9]))
+    np.testing.assert_allclose(made, [0.5, 0.9])  # traced values are left alone
+    if kind in (CertaintyEquivalence, ReverseTD):
+        with pytest.raises(ValueError, match=r"mu must have shape \(3, 2\), got \(1, 1\)"):
+            kind.init(*size, 0.9, mu=np.ones((1, 1)))
 
 
 def test_too_large_is_refused_before_work_is_lost():

@@ -87,7 +87,7 @@ class PolicyIteration(Experiment):
                     refresh_every=self.refresh_every if method == CERTAINTY else 1,
                     visits=self.visits,
                 )
-                policies = np.asarray(found.policies, dtype=float)[:, self.evaluated]
+                policies = found.policies[:, self.evaluated]
                 returns[i, j] = mx.learning.average_return(mdp, policies)
         return {"returns": returns}
 

@@ -1,5 +1,6 @@
 """One iteration of tabular learning: a target for every step of a trajectory, and a step towards each of them."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import equinox as eqx
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
+from marginax import _checks as checks
 from marginax import targets
 from marginax.trajectories import Trajectory, gather, gather_pairs, gather_weights
 from marginax.weights import Estimator
@@ -25,20 +27,58 @@ class _Given(eqx.Module):
         return self.w
 
 
-def estimator_of(weights: Estimator | ArrayLike | None) -> Estimator | None:
+def checked_table(name: str, value: ArrayLike, shape: Sequence[int]) -> Float[Array, "..."]:
+    """A table as a JAX array; its numbers are checked unless JAX is tracing them."""
+    if isinstance(value, jax.core.Tracer):
+        checks.shaped(name, value.shape, shape)
+    else:
+        value = checks.array(name, value, shape)
+    return jnp.asarray(value, jnp.result_type(float))
+
+
+def checked_policy(name: str, value: ArrayLike) -> Float[Array, "S A"]:
+    """A policy as a JAX array; its numbers are checked unless JAX is tracing them."""
+    if isinstance(value, jax.core.Tracer):
+        checks.shaped(name, value.shape, (None, None))
+    else:
+        value = checks.distribution(name, value, (None, None))
+    return jnp.asarray(value, jnp.result_type(float))
+
+
+def estimator_of(weights: Estimator | ArrayLike | None, shape: tuple[int, ...]) -> Estimator | None:
     """An estimator as it is, a table as one that never changes."""
     if weights is None or isinstance(weights, Estimator):
         return weights
-    return _Given(jnp.asarray(weights, jnp.result_type(float)))
+    return _Given(checked_table("weights", weights, shape * 2))
 
 
-def with_seeds(trajectories: Trajectory) -> tuple[Trajectory, bool]:
-    """Trajectories `[seeds, iterations, T]`, and whether they came without the axis of seeds."""
+def check_estimator(estimator: Estimator | None, c: Float[Array, "S A"]) -> None:
+    """Raises if an estimator gives anything but weights `[S, A, S, A]`: those of other tables, on states, or of one start.
+
+    Only shapes are needed, so that this runs when the loop is compiled and later calls do not pay for it.
+    """
+    if estimator is None:
+        return
+    try:
+        shape = jax.eval_shape(estimator.weights, c).shape
+    except (TypeError, ValueError) as error:
+        states, actions = c.shape
+        raise ValueError(f"weights must be an estimator for {states} states and {actions} actions") from error
+    checks.shaped("weights", shape, c.shape * 2)
+
+
+def with_seeds(trajectories: Trajectory, shape: tuple[int, ...]) -> tuple[Trajectory, bool]:
+    """Trajectories `[seeds, iterations, T]`, and whether they came without the axis of seeds.
+
+    States and actions are checked against tables `[S, A]`, unless JAX is tracing them.
+    """
     ndim = trajectories.states.ndim
     if ndim not in (2, 3):
         raise ValueError(
             f"trajectories must have fields [iterations, T] or [seeds, iterations, T], got {ndim} axes"
         )
+    if not any(isinstance(field, jax.core.Tracer) for field in jax.tree.leaves(trajectories)):
+        checks.steps(trajectories, *shape)
     return (
         (jax.tree.map(lambda field: field[None], trajectories), True) if ndim == 2 else (trajectories, False)
     )

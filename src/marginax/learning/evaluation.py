@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,12 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
+from marginax import _checks as checks
 from marginax.learning._steps import (
     Visits,
+    check_estimator,
+    checked_policy,
+    checked_table,
     estimator_of,
     marginalized_targets,
     move_towards,
@@ -34,11 +39,12 @@ def refresh_schedule(iterations: int, refresh_growth: float = 1.0) -> np.ndarray
     >>> np.flatnonzero(refresh_schedule(12, 1.5)) + 1
     array([ 1,  2,  3,  5,  8, 12])
     """
-    flags, following = np.zeros(iterations, bool), 1.0
+    flags, following = np.zeros(checks.count("iterations", iterations, least=0), bool), 1.0
+    growth = checks.at_least("refresh_growth", refresh_growth, 1.0)
     for iteration in range(1, iterations + 1):
         if iteration >= following:
             flags[iteration - 1] = True
-            following = max(iteration + 1, np.ceil(iteration * refresh_growth))
+            following = max(iteration + 1, np.ceil(iteration * growth))
     return flags
 
 
@@ -66,7 +72,7 @@ def evaluate(
 
     | operator | c | weights |
     |---|---|---|
-    | one-step | 0 | None |
+    | one-step | zeros | None |
     | Retrace, tree backup, … | its traces | None |
     | marginalized | traces | where the TD weights of these traces come from: an estimator, or a table |
 
@@ -87,6 +93,9 @@ def evaluate(
     Returns:
         Q after every iteration.
 
+    Raises:
+        ValueError: naming the argument, the place and the value. Values that JAX is tracing are checked for their shape only.
+
     >>> import marginax as mx
     >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2, noise=0.0)
     >>> stream = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=200, horizon=3)
@@ -96,25 +105,24 @@ def evaluate(
     >>> bool(abs(q[-1] - mdp.q_values(pi)).max() < 0.05)
     True
     """
-    if not 0 < step_size <= 1:
-        raise ValueError(f"step_size must lie in (0, 1], got {step_size}")
-    if refresh_growth < 1:
-        raise ValueError(f"refresh_growth must be at least 1, got {refresh_growth}")
-    trajectories, single = with_seeds(trajectories)
-    pi, c = jnp.asarray(pi, jnp.result_type(float)), jnp.asarray(c, jnp.result_type(float))
-    initial = jnp.zeros_like(pi) if initial is None else jnp.asarray(initial, pi.dtype)
-    if c.shape != pi.shape or initial.shape != pi.shape:
-        raise ValueError(f"pi, c and initial must have one shape, got {pi.shape}, {c.shape}, {initial.shape}")
+    pi = checked_policy("pi", pi)
+    c = checked_table("c", c, pi.shape)
+    initial = jnp.zeros_like(pi) if initial is None else checked_table("initial", initial, pi.shape)
+    trajectories, single = with_seeds(trajectories, pi.shape)
+    estimator = estimator_of(weights, pi.shape)
     iterations = trajectories.states.shape[-2]
     refresh = None if refresh_growth == 1 else jnp.asarray(refresh_schedule(iterations, refresh_growth))
-    step = jnp.asarray(step_size, pi.dtype)
-    kept = None if states is None else jnp.asarray(states, jnp.int32)
-    q = _evaluate(trajectories, pi, c, estimator_of(weights), step, initial, refresh, kept, visits)
+    step = jnp.asarray(checks.step_size(step_size), pi.dtype)
+    kept = None if states is None else jnp.asarray(checks.indices("states", states, len(pi)), jnp.int32)
+    checks.choice("visits", visits, get_args(Visits))
+    q = _evaluate(trajectories, pi, c, estimator, step, initial, refresh, kept, visits)
     return q[0] if single else q
 
 
 @partial(jax.jit, static_argnames="visits")
 def _evaluate(trajectories, pi, c, estimator, step_size, initial, refresh, states, visits):
+    check_estimator(estimator, c)
+
     def show(q: Array) -> Array:
         return q if states is None else q[states]
 

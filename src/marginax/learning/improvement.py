@@ -1,7 +1,7 @@
 """Tabular policy iteration from a stream of trajectories, with any operator (appendix on experiments, Figure 5)."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, get_args, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -10,8 +10,11 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
+from marginax import _checks as checks
 from marginax.learning._steps import (
     Visits,
+    check_estimator,
+    checked_policy,
     estimator_of,
     marginalized_targets,
     move_towards,
@@ -54,22 +57,30 @@ class _Retrace(eqx.Module):
     decay: Float[Array, ""]
 
     def __call__(self, pi: Array) -> Array:
-        return jnp.where(self.mu > 0, clip_ratios(pi / self.mu, self.clip, self.decay), 0)
+        if pi.shape != self.mu.shape:
+            raise ValueError(f"pi must have the shape of mu, {self.mu.shape}, got {pi.shape}")
+        return clip_ratios(pi / self.mu, self.clip, self.decay)
 
 
 def retrace(mu: ArrayLike, clip: float = 1.0, decay: float = 1.0) -> Traces:
     """Retrace's traces of whatever the policy is by then, `λ min(c̄, π/μ)`; with a clip of 0, one-step.
 
     Args:
-        mu: behaviour policy `[S, A]`.
-        clip: c̄.
-        decay: λ.
+        mu: behaviour policy `[S, A]`, positive everywhere: the policy may come to take any action.
+        clip: c̄ ≥ 0.
+        decay: λ in [0, 1].
 
     >>> retrace([[0.5, 0.5]], clip=2.0)(jnp.array([[1.0, 0.0]]))
     Array([[2., 0.]], dtype=float32)
     """
-    kind = jnp.result_type(float)
-    return _Retrace(jnp.asarray(mu, kind), jnp.asarray(clip, kind), jnp.asarray(decay, kind))
+    behaviour, kind = checked_policy("mu", mu), jnp.result_type(float)
+    if not isinstance(mu, jax.core.Tracer) and not np.all(mu):
+        place = checks.where(np.argwhere(np.asarray(mu) == 0)[0])
+        raise ValueError(
+            f"mu must be positive, because the policy may come to take any action, but mu{place} = 0"
+        )
+    limit = checks.at_least("clip", clip, 0.0, infinite=True)
+    return _Retrace(behaviour, jnp.asarray(limit, kind), jnp.asarray(checks.fraction("decay", decay), kind))
 
 
 def improve(
@@ -114,16 +125,14 @@ def improve(
     >>> bool(mdp.v_values(found.policies[-1])[0] > 0.97)
     True
     """
-    for name, value in (("step_size", step_size), ("policy_step_size", policy_step_size)):
-        if not 0 < value <= 1:
-            raise ValueError(f"{name} must lie in (0, 1], got {value}")
-    if refresh_every < 1:
-        raise ValueError(f"refresh_every must be at least 1, got {refresh_every}")
-    trajectories, single = with_seeds(trajectories)
-    pi = jnp.asarray(initial, jnp.result_type(float))
-    refresh = jnp.arange(trajectories.states.shape[-2]) % refresh_every == 0 if refresh_every > 1 else None
-    sizes = jnp.asarray([step_size, policy_step_size], pi.dtype)
-    found = _improve(trajectories, pi, traces, estimator_of(weights), sizes, refresh, visits)
+    pi = checked_policy("initial", initial)
+    trajectories, single = with_seeds(trajectories, pi.shape)
+    estimator = estimator_of(weights, pi.shape)
+    every = checks.count("refresh_every", refresh_every)
+    refresh = jnp.arange(trajectories.states.shape[-2]) % every == 0 if every > 1 else None
+    sizes = [checks.step_size(step_size), checks.step_size(policy_step_size, "policy_step_size")]
+    checks.choice("visits", visits, get_args(Visits))
+    found = _improve(trajectories, pi, traces, estimator, jnp.asarray(sizes, pi.dtype), refresh, visits)
     return jax.tree.map(lambda field: field[0], found) if single else found
 
 
@@ -131,6 +140,10 @@ def improve(
 def _improve(
     trajectories, initial, traces: Callable[[Array], Array], estimator, sizes, refresh, visits: Visits
 ) -> Improvement:
+    c = traces(initial)
+    checks.shaped("traces(pi)", c.shape, initial.shape)
+    check_estimator(estimator, c)
+
     def iterate(carry, now):
         pi, q, estimator, w = carry
         trajectory, refresh = now
@@ -175,16 +188,18 @@ def average_return(mdp: TabularMDP, policies: ArrayLike, states: ArrayLike | Non
     Returns:
         `[...]`.
 
+    Raises:
+        ValueError: if a policy is not one of this MDP, or a state is out of range.
+
     >>> import marginax as mx
     >>> mdp, pi, mu = mx.problems.open_world(n=2, discount=0.5)
     >>> round(float(average_return(mdp, pi)), 3)
     0.556
     """
-    policies = np.asarray(policies, dtype=float)
-    p = mdp.dense_p()
+    several = np.shape(policies)[:-2]
+    table = checks.distribution("policies", policies, (*several, *mdp.r.shape))
     if states is None:
-        states = np.flatnonzero((p.sum(axis=(1, 2)) > 0) | mdp.r.any(axis=1))
-    kernel = np.einsum("...xa,xay->...xy", policies, p)
-    reward = np.einsum("...xa,xa->...x", policies, mdp.r)
-    values = np.linalg.solve(np.eye(mdp.num_states) - mdp.discount * kernel, reward[..., None])[..., 0]
-    return np.asarray(values[..., np.asarray(states)].mean(axis=-1))
+        states = np.flatnonzero((mdp.termination < 1).any(axis=1) | mdp.r.any(axis=1))
+    kept = checks.indices("states", states, mdp.num_states)
+    values = [mdp.v_values(pi)[kept].mean() for pi in table.reshape(-1, *mdp.r.shape)]
+    return np.reshape(values, several)

@@ -11,7 +11,7 @@ NO_SUPPORT = 1e-300
 
 
 def balance_matrix(mdp: TabularMDP, pi: FloatArray) -> sp.csc_array:
-    """The balance equations on (credit, flow): rows ``f - pᵀ D`` (a state each), then ``D - γ π f`` (a pair each)."""
+    """The balance equations on (credit, flow): rows ``f - pᵀ D`` (one per state), then ``D - γ π f`` (one per pair)."""
     states, pairs = mdp.num_states, mdp.r.size
     p = mdp.p if mdp.is_sparse else sp.csr_array(mdp.p.reshape(pairs, states))
     policy = sp.csr_array(

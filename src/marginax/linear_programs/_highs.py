@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from marginax import _checks as checks
+
 __all__ = ["Program", "ProgramError", "progress_bar"]
 
 TOLERANCE = 1e-10  # HiGHS's own feasibility tolerances; the smallest it accepts
@@ -67,7 +69,7 @@ class Program:
         self._option("primal_feasibility_tolerance", TOLERANCE)
         self._option("dual_feasibility_tolerance", TOLERANCE)
         if time_limit is not None:
-            self._option("time_limit", float(time_limit))
+            self._option("time_limit", checks.at_least("time_limit", time_limit, 0.0, infinite=True))
 
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = self.num_columns, self.num_rows
@@ -140,7 +142,7 @@ class Program:
         return self._basis_solve(self._highs.getBasisSolve, right_hand_side)
 
     def basis_transpose_solve(self, right_hand_side: np.ndarray) -> np.ndarray:
-        """y with ``Bᵀ y = right_hand_side`` for the current basis matrix B, one entry a row."""
+        """y with ``Bᵀ y = right_hand_side`` for the current basis matrix B, one entry per row."""
         return self._basis_solve(self._highs.getBasisTransposeSolve, right_hand_side)
 
     def _basis_solve(self, method: Callable[..., Any], right_hand_side: np.ndarray) -> np.ndarray:

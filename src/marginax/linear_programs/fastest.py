@@ -55,7 +55,7 @@ def fastest(
         mu: behaviour policy ``[S, A]``.
         max_weight: the cap w̄ > 0; may be infinite.
         start: one start pair ``(x, a)`` instead of all.
-        threads: how many programs are solved at a time, by default one a core; results do not depend on it.
+        threads: how many programs are solved at a time, by default one per core; results do not depend on it.
         time_limit: seconds HiGHS may take for one program; None for no limit.
         progress: draw a progress bar.
 
@@ -63,7 +63,7 @@ def fastest(
         ``w[x, a, x', a']``, ``[S, A, S, A]``, zero where μ never goes; ``[S, A]`` with ``start``.
 
     Raises:
-        ValueError: on a policy that is none, a cap that is not positive, a start that is no pair.
+        ValueError: if pi or mu is not a policy, the cap is not positive, or start is not a pair (x, a).
         ProgramError: HiGHS did not find an optimum; names the pair and HiGHS's status.
 
     Example:
@@ -77,7 +77,7 @@ def fastest(
         >>> bool(np.all(rates[0] <= rates[1] + 1e-9))
         True
     """
-    cap = _cap("max_weight", max_weight)
+    cap = checks.positive("max_weight", max_weight, infinite=True)
     visits, starts = _visits(mdp, mu, start)
     weights = np.zeros(visits.shape)
 
@@ -125,7 +125,7 @@ def frontier(
         pi: target policy ``[S, A]``.
         mu: behaviour policy ``[S, A]``.
         max_weights: caps w̄ > 0, ``[K]``, in any order.
-        threads: how many programs are solved at a time, by default one a core; results do not depend on it.
+        threads: how many programs are solved at a time, by default one per core; results do not depend on it.
         time_limit: seconds HiGHS may take for one program; None for no limit.
         progress: draw a progress bar.
 
@@ -133,7 +133,7 @@ def frontier(
         The caps in ascending order ``[K]`` and the rates ``[K, S, A]``.
 
     Raises:
-        ValueError: on a policy that is none or a cap that is not positive.
+        ValueError: if pi or mu is not a policy, or a cap is not positive.
         ProgramError: HiGHS did not find an optimum; names the pair and HiGHS's status.
 
     Example:
@@ -143,10 +143,12 @@ def frontier(
         >>> bool(np.all(np.diff(curve.rates, axis=0) <= 0)), bool(np.allclose(curve.rates[-1], 0))
         (True, True)
     """
-    values = np.atleast_1d(np.asarray(max_weights, dtype=float))
+    values = np.atleast_1d(np.asarray(max_weights))
     if values.ndim != 1 or not values.size:
         raise ValueError(f"max_weights must be a list of at least one cap, got shape {values.shape}")
-    caps = np.sort([_cap(f"max_weights[{k}]", value) for k, value in enumerate(values)])
+    caps = np.sort(
+        [checks.positive(f"max_weights[{k}]", value, infinite=True) for k, value in enumerate(values)]
+    )
     visits, starts = _visits(mdp, mu, None)
     rates = np.empty((caps.size, len(visits)))
 
@@ -189,7 +191,7 @@ def worst_critic(mdp: TabularMDP, pi: ArrayLike, mu: ArrayLike, w: ArrayLike) ->
         The critics ``[S, A, S, A]`` (zero where the residual is) and their losses ``[S, A]``.
 
     Raises:
-        ValueError: on a policy that is none or weights of the wrong shape.
+        ValueError: if pi or mu is not a policy, or w has the wrong shape.
 
     Example:
         >>> import marginax as mx
@@ -217,7 +219,7 @@ def critic_loss(mdp: TabularMDP, pi: ArrayLike, mu: ArrayLike, w: ArrayLike, cri
         The loss of each start pair, ``[S, A]``.
 
     Raises:
-        ValueError: on a policy that is none, weights or a critic of the wrong shape.
+        ValueError: if pi or mu is not a policy, or w or critic has the wrong shape.
 
     Example:
         The ratios w^{π,μ} leave no critic anything to say; for π = μ they are 1.
@@ -240,16 +242,8 @@ def critic_loss(mdp: TabularMDP, pi: ArrayLike, mu: ArrayLike, w: ArrayLike, cri
     return (1.0 - mdp.discount) * np.einsum("xaxa->xa", q) + expectation
 
 
-def _cap(name: str, value: float) -> float:
-    """A cap on weights: positive, possibly infinite."""
-    cap = np.inf if value == np.inf else checks.number(name, value)
-    if cap <= 0.0:
-        raise ValueError(f"{name} must be above 0, got {value}")
-    return cap
-
-
 def _visits(mdp: TabularMDP, mu: ArrayLike, start: tuple[int, int] | None) -> tuple[FloatArray, np.ndarray]:
-    """Discounted visits d^μ/(1-γ) of μ from each start pair, a row each, and which pairs those are."""
+    """Discounted visits d^μ/(1-γ) of μ, one row per start pair, and which pairs those are."""
     behaviour = mdp.policy("mu", mu)
     if start is not None:
         state, action = mdp.pair(start)

@@ -20,6 +20,7 @@ import scipy.sparse as sp
 from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
+from marginax._bellman import PairBellman
 from marginax._checks import FloatArray
 from marginax.linear_programs._balance import NO_SUPPORT, balance_matrix, pair_name
 from marginax.linear_programs._highs import Program, progress_bar
@@ -31,7 +32,7 @@ FEASIBLE = 1e-9  # how far a basis may leave its bounds and still count as feasi
 
 
 class Relaxed(NamedTuple):
-    """The optima of all relaxed programs, one a start pair.
+    """The optima of all relaxed programs, one per start pair.
 
     Attributes:
         values: optimal objective, the paper's Q_{t+1}, ``[S, A]``.
@@ -105,7 +106,7 @@ def evaluate(mdp: TabularMDP, pi: ArrayLike, *, time_limit: float | None = None)
         Q^π, ``[S, A]``.
 
     Raises:
-        ValueError: on a policy that is none.
+        ValueError: if pi is not a policy.
         ProgramError: HiGHS did not find an optimum.
 
     Example:
@@ -154,7 +155,7 @@ def relaxed(
         ``values [S, A]``, ``occupancy [S, A, S, A]``, ``weights [S, A, S, A]``, and ``lost_mass [S, A]`` as a property.
 
     Raises:
-        ValueError: on a policy that is none, a q of the wrong shape, a rate outside [0, 1).
+        ValueError: if pi or mu is not a policy, q has the wrong shape, or the rate is outside [0, 1).
         ProgramError: HiGHS did not find an optimum; names the pair and HiGHS's status.
 
     Example:
@@ -173,7 +174,7 @@ def relaxed(
         instead="iterate keeps values only, and fastest takes one start",
     )
     programs = _StartPrograms(mdp, target, checks.discount(rate, "rate"), time_limit)
-    programs.set_cost(_bellman_error(mdp, target, q))
+    programs.set_cost(PairBellman(mdp, target).error(q).ravel())
     values, occupancy = q.ravel(), np.empty((pairs, pairs))
     with progress_bar("relaxed programs", pairs, progress) as advance:
         for covered in programs.optimal_bases():
@@ -219,7 +220,7 @@ def iterate(
         ``values [steps + 1, S, A]`` and ``errors [steps + 1]``.
 
     Raises:
-        ValueError: on a policy that is none, a q of the wrong shape, a rate outside [0, 1), negative steps.
+        ValueError: if pi or mu is not a policy, q has the wrong shape, the rate is outside [0, 1), or steps is negative.
         ProgramError: HiGHS did not find an optimum; names the pair and HiGHS's status.
 
     Example:
@@ -233,10 +234,10 @@ def iterate(
     steps = checks.count("steps", steps, least=0)
     values = np.empty((steps + 1, *mdp.r.shape))
     values[0] = checks.array("q", q, mdp.r.shape)
-    programs = _StartPrograms(mdp, target, rate, time_limit)
+    programs, bellman = _StartPrograms(mdp, target, rate, time_limit), PairBellman(mdp, target)
     with progress_bar("relaxed programs", steps, progress) as advance:
         for t in range(steps):
-            programs.set_cost(_bellman_error(mdp, target, values[t]))
+            programs.set_cost(bellman.error(values[t]).ravel())
             after = values[t].ravel().copy()
             for pairs in programs.optimal_bases():
                 after[pairs] += programs.values(pairs)
@@ -244,11 +245,6 @@ def iterate(
             advance(1)
     errors = np.abs(values - mdp.q_values(target)).max(axis=(1, 2))
     return Iterates(values, errors, mdp, (target, behaviour), rate)
-
-
-def _bellman_error(mdp: TabularMDP, pi: FloatArray, q: FloatArray) -> FloatArray:
-    """``r + γ P^π Q - Q``, flat."""
-    return (mdp.r + mdp.discount * mdp.expect_next((pi * q).sum(axis=1)) - q).ravel()
 
 
 class _StartPrograms:

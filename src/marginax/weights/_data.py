@@ -23,6 +23,8 @@ __all__ = [
     "divide",
     "eliminate",
     "estimate",
+    "fixed_behaviour",
+    "fixed_discount",
     "link_steps",
     "read_steps",
     "row_of",
@@ -129,26 +131,25 @@ def discount_of(trajectories: Trajectory, discount: float | None, num_states: in
 
     It is the one value that the discounts of the batch have apart from the zeros; ``discount``, where given, must agree.
     """
+    given = None if discount is None else checks.discount(discount)
     valid = np.asarray(trajectories.valid)
     if valid.ndim < 1 or not valid.any():
         raise ValueError(f"trajectories must hold at least one valid step, got shape {valid.shape}")
-    for name, size in (("states", num_states), ("actions", num_actions)):
-        _indices(name, np.asarray(getattr(trajectories, name)), valid, size)
+    checks.steps(trajectories, num_states, num_actions)
     discounts = np.asarray(trajectories.discounts, dtype=np.float64)
     alive = valid & (discounts != 0)
-    _indices("next_states", np.asarray(trajectories.next_states), alive, num_states)
     if not alive.any():
-        return checks.discount(0.0 if discount is None else discount)
+        return 0.0 if given is None else given
     least, most = discounts[alive].min(), discounts[alive].max()
     if not most - least <= 1e-6:
         raise ValueError(
             f"trajectories.discounts must be 0 or one value, but they hold both {least} and {most}"
         )
-    if discount is None:
+    if given is None:
         return checks.discount(_shortest(most), "trajectories.discounts")
-    if abs(discount - most) > 1e-6:
-        raise ValueError(f"discount = {discount} but trajectories.discounts hold {most}")
-    return checks.discount(discount)
+    if abs(given - most) > 1e-6:
+        raise ValueError(f"discount = {given} but trajectories.discounts hold {most}")
+    return given
 
 
 def _shortest(value: float) -> float:
@@ -156,13 +157,18 @@ def _shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _indices(name: str, values: np.ndarray, where: np.ndarray, size: int) -> None:
-    bad = where & ((values < 0) | (values >= size))
-    if bad.any():
-        place = np.argwhere(bad)[0]
-        raise ValueError(
-            f"trajectories.{name} must lie in range({size}), but {name}{checks.where(place)} = {values[tuple(place)]}"
-        )
+def fixed_discount(discount: ArrayLike | float) -> Float[Array, ""]:
+    """The discount of an incremental estimator, checked unless JAX is tracing it."""
+    traced = isinstance(discount, jax.core.Tracer)
+    return jnp.asarray(discount if traced else checks.discount(discount), jnp.result_type(float))
+
+
+def fixed_behaviour(mu: ArrayLike | None, num_states: int, num_actions: int) -> Float[Array, "S A"] | None:
+    """The behaviour policy of an incremental estimator, if it has one, checked unless JAX is tracing it."""
+    if mu is None:
+        return None
+    table = mu if isinstance(mu, jax.core.Tracer) else checks.policy("mu", mu, num_states, num_actions)
+    return jnp.asarray(table, jnp.result_type(float))
 
 
 def start_of(
@@ -173,11 +179,7 @@ def start_of(
         return None
     if on_states:
         return checks.index("start", start, num_states)
-    try:
-        state, action = start  # type: ignore[misc]
-    except TypeError:
-        raise ValueError(f"start must be a pair (state, action), got {start!r}") from None
-    return checks.index("start[0]", state, num_states), checks.index("start[1]", action, num_actions)
+    return checks.pair("start", start, num_states, num_actions)
 
 
 def row_of(

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from marginax._checks import FloatArray
 from marginax.trajectories import Trajectory
-from marginax.weights._data import divide, read_steps
+from marginax.weights._data import divide, fixed_behaviour, fixed_discount, read_steps
 from marginax.weights._model import EstimateInfo, model_of
 from marginax.weights.empirical import EmpiricalMDP
 
@@ -62,12 +62,8 @@ class CertaintyEquivalence(eqx.Module):
             prior: pseudo-counts, one number for every `(x, a, x')` or a table `[S, A, S]`. Without, a pair that was never seen
                 does what the others do on average, `unseen="average"` of `EmpiricalMDP`.
         """
-        kind = jnp.result_type(float)
-        return cls(
-            counts=EmpiricalMDP.empty(num_states, num_actions, dense=True).with_prior(prior),
-            discount=jnp.asarray(discount, kind),
-            mu=None if mu is None else jnp.asarray(mu, kind),
-        )
+        counts = EmpiricalMDP.empty(num_states, num_actions, dense=True).with_prior(prior)
+        return cls(counts, fixed_discount(discount), fixed_behaviour(mu, *counts.visits.shape))
 
     def update(self, trajectories: Trajectory, c: ArrayLike | None = None) -> "CertaintyEquivalence":
         """The estimator after more trajectories, fields `[..., T]`; traces are not read."""
@@ -82,7 +78,7 @@ class CertaintyEquivalence(eqx.Module):
         return eqx.tree_at(lambda e: e.counts, self, self.counts.add(*moves, valid=steps.valid.ravel()))
 
     def weights(self, c: ArrayLike) -> Float[Array, "S A S A"]:
-        """The weights `w[x, a, x', a']` of traces `c[S, A]`, as `certainty_equivalence` gives them."""
+        """The weights `w[x, a, x', a']` of traces `c[S, A]`, as `certainty_equivalence` gives them; NaN where it refuses c."""
         p, behaviour, traced = self._model(c)
         same = jnp.eye(behaviour.size, dtype=p.dtype).reshape(behaviour.shape * 2)
 
@@ -121,7 +117,8 @@ class CertaintyEquivalence(eqx.Module):
             return doublings + 1, power, total + jnp.matmul(total, power, precision="highest")
 
         first = (jnp.asarray(0), power, jnp.eye(power.shape[0], dtype=power.dtype) + power)
-        return jax.lax.while_loop(more, double, first)[2]
+        _, power, total = jax.lax.while_loop(more, double, first)
+        return jnp.where(power.sum(axis=-1).max() <= tiny, total, jnp.nan)
 
 
 def certainty_equivalence(

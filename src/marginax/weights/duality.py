@@ -48,7 +48,6 @@ def saddle_point(
     tolerance: float = 1e-7,
     max_iterations: int = 50_000,
     return_info: bool = False,
-    quadratic: bool = False,
 ) -> FloatArray | tuple[FloatArray, EstimateInfo]:
     r"""TD weights by $\min_w \max_{|q| \le 1} L(q, w)$ with the empirical loss (Section 5), for every start $(x,a)$
 
@@ -71,11 +70,10 @@ def saddle_point(
         prior: pseudo-counts, as for `certainty_equivalence`.
         features: `[S, A, k]`: the weights of each start are linear in them. Tables when omitted.
         critic_features: `[S, A, k]` of the critic; the same as `features` when omitted.
-        radius: a bound on the root mean square of the weights (each coordinate of it). Only with features.
+        radius: with features, a bound on each whitened coefficient, and so on the size of the weights.
         tolerance: the duality gap at which to stop, in units of the loss (which has a factor `1-γ`).
         max_iterations: after which a warning says that the gap is still larger.
         return_info: whether to return an `EstimateInfo` too: iterations, gap, and where μ came from.
-        quadratic: whether the loss is that of `fenchel`.
 
     Returns:
         `w` of shape `[S, A, S, A]`, on states `[S, S]`; `[S, A]` or `[S]` for one start. With `return_info`, that and the info.
@@ -88,8 +86,110 @@ def saddle_point(
            [1. , 0. ],
            [0.5, 0. ]])
     """
-    if checks.number("tolerance", tolerance) <= 0:
-        raise ValueError(f"tolerance must be positive, got {tolerance}")
+    return _estimate(
+        trajectories,
+        c,
+        start=start,
+        on_states=on_states,
+        mu=mu,
+        discount=discount,
+        prior=prior,
+        features=features,
+        critic_features=critic_features,
+        radius=radius,
+        tolerance=tolerance,
+        max_iterations=max_iterations,
+        return_info=return_info,
+        quadratic=False,
+    )
+
+
+def fenchel(
+    trajectories: Trajectory,
+    c: ArrayLike,
+    *,
+    start: tuple[int, int] | int | None = None,
+    on_states: bool = False,
+    mu: ArrayLike | None = None,
+    discount: float | None = None,
+    prior: ArrayLike | float = 0.0,
+    features: ArrayLike | None = None,
+    critic_features: ArrayLike | None = None,
+    radius: float = 100.0,
+    tolerance: float = 1e-7,
+    max_iterations: int = 50_000,
+    return_info: bool = False,
+) -> FloatArray | tuple[FloatArray, EstimateInfo]:
+    r"""TD weights as the ψ of DualDICE's saddle point with target $\tilde{\pi} = cμ$, for every start $(x,a)$
+
+    $$
+    \min_v \max_ψ\ \mathbb{E}_{(x',a') \sim \hat d^μ_{x,a}}\left[\left(v(x',a') - γ\, \hat{\mathbb{E}}[v(x'',\tilde{\pi})]\right) ψ(x',a')
+        - \tfrac12 ψ(x',a')^2\right] - (1-γ)\, v(x,a) .
+    $$
+
+    Args:
+        trajectories: fields `[..., T]`.
+        c: traces `[S, A]`.
+        start: as for `saddle_point`, like all that follow.
+        on_states: weights between states, for V-trace.
+        mu: the behaviour policy.
+        discount: γ.
+        prior: pseudo-counts.
+        features: `[S, A, k]` of ψ; tables when omitted.
+        critic_features: `[S, A, k]` of v; the same as `features` when omitted.
+        radius: with features, `radius / (1-γ)` bounds each coefficient of v; ψ is not bounded.
+        tolerance: the duality gap at which to stop.
+        max_iterations: after which a warning says that the gap is still larger.
+        return_info: whether to return an `EstimateInfo` too.
+
+    Returns:
+        What `saddle_point` returns.
+
+    >>> import jax, marginax as mx
+    >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
+    >>> batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=50, horizon=50)
+    >>> fenchel(batch, mx.traces.retrace(pi, mu), start=(0, 0)).round(2)
+    array([[1. , 0. ],
+           [1. , 0. ],
+           [0.5, 0. ]])
+    """
+    return _estimate(
+        trajectories,
+        c,
+        start=start,
+        on_states=on_states,
+        mu=mu,
+        discount=discount,
+        prior=prior,
+        features=features,
+        critic_features=critic_features,
+        radius=radius,
+        tolerance=tolerance,
+        max_iterations=max_iterations,
+        return_info=return_info,
+        quadratic=True,
+    )
+
+
+def _estimate(
+    trajectories: Trajectory,
+    c: ArrayLike,
+    *,
+    start: tuple[int, int] | int | None,
+    on_states: bool,
+    mu: ArrayLike | None,
+    discount: float | None,
+    prior: ArrayLike | float,
+    features: ArrayLike | None,
+    critic_features: ArrayLike | None,
+    radius: float,
+    tolerance: float,
+    max_iterations: int,
+    return_info: bool,
+    quadratic: bool,
+) -> FloatArray | tuple[FloatArray, EstimateInfo]:
+    """The estimate with the loss of `saddle_point`, or with the quadratic one of `fenchel`."""
+    tolerance = checks.positive("tolerance", tolerance)
     iterations = checks.count("max_iterations", max_iterations)
     if critic_features is not None and features is None:
         raise ValueError("critic_features needs features: without, both weights and critic are tables")
@@ -97,7 +197,7 @@ def saddle_point(
     if features is not None:
         phi = _features("features", features, model)
         psi = phi if critic_features is None else _features("critic_features", critic_features, model)
-        radius = checks.number("radius", radius)
+        radius = checks.positive("radius", radius)
     visitation = (1 - model.mdp.discount) * np.atleast_2d(model.credit(model.behaviour))
     weights, solutions = [], []
     for block in np.array_split(_places(model), max(1, len(visitation) // BLOCK)):
@@ -114,35 +214,6 @@ def saddle_point(
         iterations=max(s.iterations for s in solutions), gap=max(s.gap for s in solutions)
     )
     return (result, info) if return_info else result
-
-
-def fenchel(
-    trajectories: Trajectory, c: ArrayLike, **options: Any
-) -> FloatArray | tuple[FloatArray, EstimateInfo]:
-    r"""TD weights as the ψ of DualDICE's saddle point with target $\tilde{\pi} = cμ$, for every start $(x,a)$
-
-    $$
-    \min_v \max_ψ\ \mathbb{E}_{(x',a') \sim \hat d^μ_{x,a}}\left[\left(v(x',a') - γ\, \hat{\mathbb{E}}[v(x'',\tilde{\pi})]\right) ψ(x',a')
-        - \tfrac12 ψ(x',a')^2\right] - (1-γ)\, v(x,a) .
-    $$
-
-    Args:
-        trajectories: fields `[..., T]`.
-        c: traces `[S, A]`.
-        **options: as for `saddle_point`. `critic_features` are those of v, whose coefficients `radius / (1-γ)` bounds.
-
-    Returns:
-        What `saddle_point` returns.
-
-    >>> import jax, marginax as mx
-    >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
-    >>> batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=50, horizon=50)
-    >>> fenchel(batch, mx.traces.retrace(pi, mu), start=(0, 0)).round(2)
-    array([[1. , 0. ],
-           [1. , 0. ],
-           [0.5, 0. ]])
-    """
-    return saddle_point(trajectories, c, quadratic=True, **options)
 
 
 class _Problem(NamedTuple):
@@ -182,7 +253,7 @@ def _places(model: Model) -> np.ndarray:
 
 
 def _starts(model: Model, block: np.ndarray, size: int) -> FloatArray:
-    """``(1-γ) δ`` of every start of a block, a column each."""
+    """``(1-γ) δ`` of every start of a block, one column per start."""
     columns = np.zeros((size, len(block)))
     columns[block, np.arange(len(block))] = 1 - model.mdp.discount
     return columns
@@ -317,7 +388,7 @@ def _solve(problem: _Problem, tolerance: float, max_iterations: int) -> _Solutio
         warnings.warn(
             f"the saddle point was not reached in {max_iterations} iterations: the duality gap is {gap.max():.3g} and not "
             f"{tolerance:.3g}",
-            stacklevel=4,
+            stacklevel=5,
         )
     return _Solution(best_x, best_y, iteration, float(gap.max()))
 

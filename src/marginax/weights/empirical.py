@@ -164,43 +164,55 @@ class EmpiricalMDP(eqx.Module):
             valid: which transitions count, for padding and for folds; all when omitted.
 
         Raises:
-            ValueError: on the host, for an index outside the tables, and if only a part of the data has behaviour
-                probabilities.
+            ValueError: for arrays of different shapes; on the host, for an index outside the tables, and if only a part of the
+                data has behaviour probabilities.
         """
+        columns = {"actions": actions, "next_states": next_states, "ended": ended, "rewards": rewards}
+        columns |= {"first": first, "behaviour": behaviour, "valid": valid}
+        for name, values in columns.items():
+            if values is not None and np.shape(values) != np.shape(states):
+                raise ValueError(
+                    f"{name} must have the shape of states, {np.shape(states)}, got {np.shape(values)}"
+                )
         if self.dense:
             return self._add_dense(states, actions, next_states, ended, valid, rewards, first, behaviour)
         kept = slice(None) if valid is None else np.asarray(valid, bool)
 
-        def column(values: ArrayLike | None) -> Any:
-            return None if values is None else np.asarray(values)[kept]
+        def column(values: ArrayLike, kind: type | None = None) -> Any:
+            return np.asarray(values, kind)[kept]
 
-        x, a, y, over = column(states), column(actions), column(next_states), ~column(ended)
+        x, a, y, goes_on = column(states), column(actions), column(next_states), ~column(ended, bool)
         s, k = self.visits.shape
-        for name, values, size in (("states", x, s), ("actions", a, k), ("next_states", y[over], s)):
+        for name, values, size in (("states", x, s), ("actions", a, k), ("next_states", y[goes_on], s)):
             if values.size and (values.min() < 0 or values.max() >= size):
                 bad = values[(values < 0) | (values >= size)][0]
                 raise ValueError(f"{name} must lie in range({size}), but one of them is {bad}")
-        if x.size and self.visits.any() and self.has_behaviour != (behaviour is not None):
-            raise ValueError("behaviour probabilities are present in one part of the data and not in another")
+        if x.size:
+            self._check_logged(behaviour is not None)
         pair = x.astype(np.int64) * k + a
 
         def sums(weights: Any = None) -> np.ndarray:
             return np.bincount(pair, weights, minlength=s * k).reshape(s, k)
 
-        entries = (np.ones(np.count_nonzero(over)), (pair[over], y[over]))
+        entries = (np.ones(np.count_nonzero(goes_on)), (pair[goes_on], y[goes_on]))
         return EmpiricalMDP(
             self.visits + sums(),
             self.successors + sp.coo_array(entries, shape=(s * k, s)).tocsr(),
             self.reward_sums if rewards is None else self.reward_sums + sums(column(rewards)),
-            self.starts if first is None else self.starts + np.bincount(x[column(first)], minlength=s),
+            self.starts if first is None else self.starts + np.bincount(x[column(first, bool)], minlength=s),
             self.behaviour_sums if behaviour is None else self.behaviour_sums + sums(column(behaviour)),
         )
+
+    def _check_logged(self, logged: bool) -> None:
+        """Raises if behaviour probabilities were logged here and not in more data, or the other way round."""
+        if self.visits.any() and self.has_behaviour != logged:
+            raise ValueError("behaviour probabilities are present in one part of the data and not in another")
 
     def _add_dense(
         self, x: Any, a: Any, y: Any, ended: Any, valid: Any, rewards: Any, first: Any, behaviour: Any
     ) -> "EmpiricalMDP":
         dtype = self.visits.dtype
-        x, a, y, ended = (jnp.asarray(field) for field in (x, a, y, ended))
+        x, a, y, ended = jnp.asarray(x), jnp.asarray(a), jnp.asarray(y), jnp.asarray(ended, bool)
         counted = jnp.ones(x.shape, bool) if valid is None else jnp.asarray(valid, bool)
         goes_on = counted & ~ended
         x, a, y = jnp.where(counted, x, 0), jnp.where(counted, a, 0), jnp.where(goes_on, y, 0)
@@ -224,6 +236,9 @@ class EmpiricalMDP(eqx.Module):
     def merge(self, other: "EmpiricalMDP") -> "EmpiricalMDP":
         """The counts of both together.
 
+        Raises:
+            ValueError: for tables of different sizes or forms; on the host, if only one part has behaviour probabilities.
+
         >>> one = EmpiricalMDP.empty(1, 1).add([0], [0], [0], ended=[False])
         >>> one.merge(one).visits
         array([[2.]])
@@ -233,6 +248,8 @@ class EmpiricalMDP(eqx.Module):
                 f"counts of shape {other.visits.shape} cannot be merged with counts of shape {self.visits.shape}, "
                 "or one is dense and the other is not"
             )
+        if not self.dense and other.visits.any():
+            self._check_logged(other.has_behaviour)
         return jax.tree.map(operator.add, self, other)
 
     def with_prior(self, prior: ArrayLike | float) -> "EmpiricalMDP":

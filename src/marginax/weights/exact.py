@@ -170,6 +170,9 @@ def to_traces(mdp: TabularMDP, mu: ArrayLike, w: ArrayLike, start: tuple[int, in
     The product must begin with ``c_0 = w(x_0,a_0)``: with ``C_0 = 1``, as the multi-step operator has it, only weights with
     ``w(x_0,a_0) = 1`` come out of this construction.
 
+    Lemma 2 covers positive weights. Weights with zeros may still come from other traces, such as Retrace's: the products of those
+    equal w on average over paths, not along each path.
+
     Args:
         mdp: the MDP.
         mu: the behaviour policy ``[S, A]``.
@@ -180,7 +183,8 @@ def to_traces(mdp: TabularMDP, mu: ArrayLike, w: ArrayLike, start: tuple[int, in
         The first trace and one for every possible step.
 
     Raises:
-        ValueError: where μ goes from a pair of weight zero to one whose weight is not: a trace cannot come back from zero (Lemma 3).
+        ValueError: where μ goes from a pair of weight zero to one whose weight is not: the product along that path would have to
+            come back from zero.
 
     Example:
         >>> from marginax import problems
@@ -198,8 +202,8 @@ def to_traces(mdp: TabularMDP, mu: ArrayLike, w: ArrayLike, start: tuple[int, in
     if regenerates.any():
         y, b, z, d = (int(i) for i in np.argwhere(regenerates)[0])
         raise ValueError(
-            f"w has no traces from start {origin}: w[{y}, {b}] = 0 leads to w[{z}, {d}] = {weights[z, d]}, and a product of "
-            "traces that has reached zero cannot regenerate"
+            f"w from start {origin} has no traces of Lemma 2: their product would have to equal w on every path, but "
+            f"w[{y}, {b}] = 0 leads to w[{z}, {d}] = {weights[z, d]}, and a product that has reached zero stays zero"
         )
     ratio = np.divide(
         weights,

@@ -11,7 +11,16 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax.trajectories import Trajectory
-from marginax.weights._data import assemble, count_starts, divide, estimate, link_steps, row_of, rows_of
+from marginax.weights._data import (
+    assemble,
+    count_starts,
+    divide,
+    estimate,
+    fixed_discount,
+    link_steps,
+    row_of,
+    rows_of,
+)
 
 __all__ = ["MonteCarlo", "monte_carlo"]
 
@@ -92,8 +101,6 @@ class MonteCarlo(eqx.Module):
         states, actions = checks.count("num_states", num_states), checks.count("num_actions", num_actions)
         if average not in ("running", "exponential"):
             raise ValueError(f"average must be 'running' or 'exponential', got {average!r}")
-        if not 0 < step_size <= 1:
-            raise ValueError(f"step_size must lie in (0, 1], got {step_size}")
         factored = factored and not (as_printed or on_states)
         n = states if on_states else states * actions
         row = row_of(start, states, actions, on_states)
@@ -102,10 +109,10 @@ class MonteCarlo(eqx.Module):
         return cls(
             sums=jnp.zeros((rows, 1 if as_printed else 2, states if factored else n)),
             visits=jnp.zeros((2, rows)) if factored else None,
-            discount=jnp.asarray(discount, dtype=jnp.result_type(float)),
+            discount=fixed_discount(discount),
             shape=(states,) if on_states else (states, actions),
             average="exponential" if as_printed else average,
-            step_size=step_size,
+            step_size=checks.step_size(step_size),
             factored=factored,
             as_printed=as_printed,
             start=row,

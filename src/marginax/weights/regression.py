@@ -16,6 +16,7 @@ from marginax.weights._data import (
     count_starts,
     eliminate,
     estimate,
+    fixed_discount,
     link_steps,
     rows_of,
     start_of,
@@ -114,7 +115,7 @@ class Regression(eqx.Module):
             features=phi,
             start_features=None if psi is None else psi.reshape(starts, -1),
             visits=None if on_states else jnp.zeros((2, starts), phi.dtype),
-            discount=jnp.asarray(discount, phi.dtype),
+            discount=fixed_discount(discount),
             ridge=jnp.asarray(checks.at_least("ridge", ridge, 0.0), phi.dtype),
             shape=shape,
         )

@@ -18,6 +18,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
@@ -29,6 +30,8 @@ from marginax.weights._data import (
     divide,
     eliminate,
     estimate,
+    fixed_behaviour,
+    fixed_discount,
     link_steps,
     read_steps,
     row_of,
@@ -102,15 +105,14 @@ class ReverseTD(eqx.Module):
             copies=2,
             instead="ask for one row (start=)",
         )
-        kind = jnp.result_type(float)
         return cls(
             flows=jnp.zeros((s, s, rows)),
             departures=jnp.zeros((2, s, rows)),
             arrivals=jnp.zeros((2, s, rows)),
             actions=jnp.zeros((s, a)),
             visits=jnp.zeros((2, rows)),
-            discount=jnp.asarray(discount, kind),
-            mu=None if mu is None else jnp.asarray(mu, kind),
+            discount=fixed_discount(discount),
+            mu=fixed_behaviour(mu, s, a),
             on_states=on_states,
             start=row,
         )
@@ -144,7 +146,7 @@ class ReverseTD(eqx.Module):
         return eqx.tree_at(where, self, (*sums, actions, visits))
 
     def paths(self, c: ArrayLike) -> Float[Array, "rows S"]:
-        """u of each start, for the traces `c[S, A]` of the updates."""
+        """u of each start, for the traces `c[S, A]` of the updates; NaN for a start from which the sum over time diverges."""
         traces = jnp.asarray(c, self.flows.dtype)
         if self.mu is None:
             mean = divide((self.actions * traces).sum(axis=1), self.actions.sum(axis=1))
@@ -159,13 +161,15 @@ class ReverseTD(eqx.Module):
             flows, scale, first, total = each
             # In units of arrivals, m = d u: m = first + m F / d, whose rows sum to less than γ.
             kernel = divide(scale[:, None] * flows, jnp.broadcast_to(total[:, None], flows.shape))
-            return divide(eliminate(jnp.column_stack([(identity - kernel).T, first])), total)
+            arrived = eliminate(jnp.column_stack([(identity - kernel).T, first]))
+            # The sum over time has no negative terms: if the system's solution has a negative entry, the sum diverges.
+            return jnp.where((arrived >= 0).all(), divide(arrived, total), jnp.nan)
 
         by_row = jax.tree.map(lambda field: jnp.moveaxis(field, -1, 0), (self.flows, scale, first, total))
         return jax.lax.map(solve, by_row)  # one system at a time stays in the cache
 
     def weights(self, c: ArrayLike) -> Array:
-        """The weights so far: `[S, A, S, A]`, on states `[S, S]`, for one start `[S, A]` or `[S]`.
+        """The weights so far: `[S, A, S, A]`, on states `[S, S]`, for one start `[S, A]` or `[S]`; NaN where `paths` is.
 
         Args:
             c: the traces `[S, A]` of the updates.
@@ -203,6 +207,9 @@ def reverse_td(
     Returns:
         `w[x, a, x', a']` of shape `[S, A, S, A]`, on states `[S, S]`; `[S, A]` or `[S]` for one start.
 
+    Raises:
+        ValueError: for a bad argument, and where the sum over time of the traces does not converge.
+
     >>> import jax, marginax as mx
     >>> mdp, pi, mu = mx.problems.chain(n=3, actions=2)
     >>> batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=100, horizon=50)
@@ -212,4 +219,12 @@ def reverse_td(
            [0.5, 0. ]], dtype=float32)
     """
     make = partial(ReverseTD.init, mu=mu, start=start, on_states=on_states)
-    return estimate(make, trajectories, c, discount)
+    weights = estimate(make, trajectories, c, discount)
+    diverges = np.argwhere(np.isnan(weights))
+    if diverges.size:
+        first = diverges[0].tolist()
+        place = start if start is not None else first[0] if on_states else tuple(first[:2])
+        raise ValueError(
+            f"c is too large: the sum over time of its traces does not converge (condition C.1) from start {place}"
+        )
+    return weights
