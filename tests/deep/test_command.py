@@ -8,7 +8,7 @@ import pytest
 
 from marginax.cli import main
 from marginax.deep.config import TD3Config
-from marginax.deep.curves import load_curves
+from marginax.deep.curves import curves_of, load_curves
 from marginax.deep.policy import Policy, load_policy
 from marginax.deep.run import open_run
 from marginax.deep.run_config import PopulationConfig
@@ -125,6 +125,26 @@ def test_curves_stop_where_all_seeds_have_been_and_failures_count(tmp_path):
     np.testing.assert_array_equal(curve.failed, [False, False, True])
     np.testing.assert_array_equal(curve.steps, [100, 200])
     np.testing.assert_array_equal(curve.returns, [[100, 200], [1, 2], [5, 5]])
+
+
+def test_a_seed_that_failed_between_evaluations_keeps_its_last_return_to_the_end():
+    lines = [line_of(0, step, float(step)) for step in (100, 200, 300)]
+    lines += [line_of(1, 100, 1.0), line_of(1, 150, 1.5, 150), line_of(2, 50, 5.0, 50)]
+    curve = curves_of("task", lines)["retrace"]
+    np.testing.assert_array_equal(curve.failed, [False, True, True])
+    np.testing.assert_array_equal(curve.steps, [100, 200, 300])
+    np.testing.assert_array_equal(curve.returns, [[100, 200, 300], [1, 1.5, 1.5], [5, 5, 5]])
+
+
+def test_operators_whose_seeds_all_failed_are_compared_on_the_steps_of_the_others():
+    failed = [line_of(0, 100, 1.0), line_of(0, 250, 2.0, 250), line_of(1, 50, 3.0, 50)]
+    well = [{**line_of(0, step, 9.0), "operator": "one-step"} for step in (100, 200, 300)]
+    curve = curves_of("task", [*failed, *well])["retrace"]
+    np.testing.assert_array_equal(curve.steps, [100, 200, 300])
+    np.testing.assert_array_equal(curve.returns, [[1, 1, 2], [3, 3, 3]])
+    alone = curves_of("task", failed)["retrace"]
+    np.testing.assert_array_equal(alone.steps, [100, 250])
+    np.testing.assert_array_equal(alone.returns, [[1, 2], [3, 3]])
 
 
 def test_runs_of_one_operator_are_told_apart_by_what_differs(tmp_path):
