@@ -121,6 +121,13 @@ class QConfig(DiscreteConfig):
         return self if self.epsilon_steps is not None else dataclasses.replace(self, epsilon_steps=most)
 
 
+_ONE_ESTIMATOR = (
+    *("weights", "start_conditioned", "exact_first_weight", "normalisation", "normalisation_power"),
+    *("weight_critic_learning_rate", "weight_critic_penalty"),
+)
+"""Settings of TD weights that the actor-critic has no use for: its weights are u of two states."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ActorCriticConfig(DiscreteConfig):
     """Settings of the actor-critic with V-trace; wrong ones raise `ValueError` at once.
@@ -178,7 +185,9 @@ class ActorCriticConfig(DiscreteConfig):
             self._require(name, lambda x: 0 <= x < math.inf, "be at least 0")
         self._require("replay_share", lambda x: 0 <= x <= 1, "lie in [0, 1]")
         self._require("actor_delay", lambda x: x >= 1, "be at least 1")
-        self._require("weights", lambda x: x == "paths", "be 'paths' for this agent")
+        for name in _ONE_ESTIMATOR:
+            only = type(self).__dataclass_fields__[name].default
+            self._require(name, lambda x, only=only: x == only, f"be {only!r} for this agent")
         least = self.environments * self.sequence_length
         if self.update_every < least:
             raise ValueError(
