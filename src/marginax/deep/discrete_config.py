@@ -31,7 +31,8 @@ class DiscreteConfig(AgentConfig):
         super().__post_init__()
         for name in ("environments", "block_updates"):
             self._require(name, lambda x: x >= 1, "be at least 1")
-        self._require("filters", lambda x: x >= 0, "be at least 0")
+        for name in ("filters", "epsilon_steps"):
+            self._require(name, lambda x: x >= 0, "be at least 0")
         if self.update_every % self.environments:
             raise ValueError(
                 f"update_every must be a multiple of environments {self.environments}, got {self.update_every}."
@@ -104,10 +105,9 @@ class QConfig(DiscreteConfig):
         super().__post_init__()
         for name in ("target_epsilon", "epsilon"):
             self._require(name, lambda x: 0 < x <= 1, "lie in (0, 1]")
-        self._require("temperature", lambda x: 0 < x < math.inf, "be above 0")
+        self._require("temperature", lambda x: 0 < x < math.inf, "be above 0 and finite")
         self._require("target_every", lambda x: x >= 1, "be at least 1")
-        for name in ("epsilon_steps", "ladder"):
-            self._require(name, lambda x: 0 <= x < math.inf, "be at least 0")
+        self._require("ladder", lambda x: 0 <= x < math.inf, "be at least 0 and finite")
 
     @property
     def epsilons(self) -> tuple[float, ...]:
@@ -180,9 +180,9 @@ class ActorCriticConfig(DiscreteConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("rho_clip", "gradient_clip"):
-            self._require(name, lambda x: 0 < x < math.inf, "be above 0")
+            self._require(name, lambda x: 0 < x < math.inf, "be above 0 and finite")
         for name in ("entropy", "value_factor"):
-            self._require(name, lambda x: 0 <= x < math.inf, "be at least 0")
+            self._require(name, lambda x: 0 <= x < math.inf, "be at least 0 and finite")
         self._require("replay_share", lambda x: 0 <= x <= 1, "lie in [0, 1]")
         self._require("actor_delay", lambda x: x >= 1, "be at least 1")
         for name in _ONE_ESTIMATOR:
