@@ -12,6 +12,7 @@ from marginax.deep.curves import curves_of, load_curves
 from marginax.deep.policy import Policy, load_policy
 from marginax.deep.run import open_run
 from marginax.deep.run_config import PopulationConfig
+from marginax.simulators.gymnasium import GymnasiumSimulator
 
 SMALL = ["--steps", "200", "--episodes", "1", "--hidden", "8", "--batch-size", "8", "--update-after", "50"]
 
@@ -75,6 +76,7 @@ def test_the_same_command_again_has_nothing_to_do(trained, capsys):
             "target_steps must be 'all' for normalisation 'power'",
         ),
         (["--clip", "0"], "clip must be above 0"),
+        (["--clip", "inf"], "clip must be above 0 and finite, got inf."),
         (["--checkpoint-minutes", "0"], "checkpoint-minutes must be above 0"),
         (["--evaluate-every", "0"], "evaluate_every must be a positive multiple"),
         (["--workers", "0"], "workers must be at least 1"),
@@ -173,7 +175,46 @@ def test_a_preset_gives_the_settings_that_flags_change(monkeypatch):
     monkeypatch.setattr("marginax.deep.command._train", lambda settings, *_, **__: seen.append(settings))
     words = ["train", "Pendulum-v1", "--out", "x", "--preset=paper", "--batch-size", "7"]
     assert main(words) == 0
-    assert seen == [TD3Config.preset("paper", batch_size=7)]
+    assert main([*words, "--operator", "retrace"]) == 0
+    assert seen == [
+        TD3Config.preset("paper", batch_size=7),
+        TD3Config.preset("paper", batch_size=7, operator="retrace"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--out=x", "CartPole-v1"],
+        ["--overlap", "CartPole-v1", "--out", "x"],
+        ["--no-start-conditioned", "CartPole-v1", "--out", "x"],
+        ["--hidden", "8", "8", "--out", "x", "CartPole-v1"],
+        ["--operator", "retrace", "CartPole-v1", "--out", "x"],
+    ],
+)
+def test_the_agent_fits_the_task_wherever_that_stands(monkeypatch, words):
+    seen = []
+    monkeypatch.setattr("marginax.deep.command._train", lambda settings, *_, **__: seen.append(settings.kind))
+    assert main(["train", *words]) == 0
+    assert seen == ["q-learning"]
+
+
+def test_a_saved_policy_of_discrete_actions_gives_their_indices_and_films_the_first_episode(
+    tmp_path, monkeypatch, capsys
+):
+    layers = [(np.eye(4, 2, dtype=np.float32), np.zeros(2, np.float32))]
+    Policy(layers, np.array([0.0]), np.array([1.0]), 0.0, "CartPole-v1").save(tmp_path / "policy-a.npz")
+    policy = load_policy(tmp_path)
+    observations = np.array([[2.0, 1.0, 0.0, 0.0], [1.0, 2.0, 0.0, 0.0]], np.float32)
+    assert policy(observations).tolist() == [0, 1]
+    assert policy(observations[1]) == 1
+    monkeypatch.setattr("marginax.deep.policy._show", lambda frames, fps: None)
+    monkeypatch.setattr(GymnasiumSimulator, "render", lambda self: np.zeros((2, 2, 3), np.uint8))
+    assert main(["play", str(tmp_path), "--episodes", "1", "--render"]) == 0
+    frames, count, result = capsys.readouterr().out.splitlines()
+    assert count == "CartPole-v1: 1 episode"
+    steps = int(frames.split()[0]) - 1
+    assert result.startswith(f"return {steps}.00 ")  # a step earns 1
 
 
 def test_a_preset_of_td3_is_refused_for_other_agents(capsys):
