@@ -230,6 +230,16 @@ def test_a_part_that_fails_ends_alone(tmp_path):
     assert outcome["seed-1"]["state"] == "finished"
 
 
+def test_a_run_shorter_than_the_time_between_evaluations_can_be_made_longer(tmp_path):
+    short = dataclasses.replace(CONFIG, steps=100, evaluate_every=150)
+    for steps in (100, 200):
+        config = dataclasses.replace(short, steps=steps)
+        open_run(tmp_path, config)
+        with Population(config, folder=tmp_path / "seed-1") as population:
+            population.run()
+    assert [line["step"] for line in read_metrics(tmp_path / "seed-1")] == [100, 150, 200]
+
+
 def test_settings_of_an_earlier_run_are_not_mixed(tmp_path):
     open_run(tmp_path, CONFIG)
     other = dataclasses.replace(CONFIG, groups={"td3": dataclasses.replace(AGENT, decay=0.5)})
