@@ -104,3 +104,40 @@ def test_weights_between_states_learn_the_mean_product_of_all_traces_from_the_fi
         paths = step(paths)
     u = np.exp(paths.network(jnp.asarray(states[:, 0]), jnp.broadcast_to(jnp.asarray(states[0, 0]), (4, 2))))
     np.testing.assert_allclose(u[1:], np.cumprod(ratios, 0)[:-1].mean(1), rtol=0.05)
+
+
+def test_behaviour_is_the_actor_mixed_with_uniform_actions():
+    _, state = agent()
+    observations, epsilon = jnp.ones((3, 2)), jnp.array([0.0, 0.4, 1.0])
+    logits = np.asarray(state.acting(observations))[:, :-1]
+    pi = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = [pi[0], 0.6 * pi[1] + 0.4 / ACTIONS, np.full(ACTIONS, 1 / ACTIONS)]
+    np.testing.assert_allclose(
+        actor_critic.behaviour(state, observations, epsilon), np.stack(expected), rtol=1e-6
+    )
+
+
+def test_the_mean_trace_has_its_decay(buffer):
+    means = []
+    for decay in (1.0, 0.5):
+        config, state = agent(decay=decay)
+        batches, keys = draw(config, buffer, jax.random.split(jax.random.key(1), 1))
+        batch = jax.tree.map(lambda x: x[0], batches)
+        measured = actor_critic.measure(config, state, batch, keys[0])
+        means.append(float(measured[actor_critic.METRICS.index("trace_mean")]))
+    assert means[1] == pytest.approx(0.5 * means[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "only"),
+    [
+        ("weights", "regression", "'paths'"),
+        ("normalisation", "power", "'none'"),
+        ("start_conditioned", False, "True"),
+        ("exact_first_weight", False, "True"),
+        ("weight_critic_penalty", 0.0, "1.0"),
+    ],
+)
+def test_settings_without_an_effect_are_refused(name, value, only):
+    with pytest.raises(ValueError, match=f"{name} must be {only} for this agent, got"):
+        ActorCriticConfig(operator="marginalized", **{name: value})

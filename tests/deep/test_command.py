@@ -8,10 +8,11 @@ import pytest
 
 from marginax.cli import main
 from marginax.deep.config import TD3Config
-from marginax.deep.curves import load_curves
+from marginax.deep.curves import curves_of, load_curves
 from marginax.deep.policy import Policy, load_policy
 from marginax.deep.run import open_run
 from marginax.deep.run_config import PopulationConfig
+from marginax.simulators.gymnasium import GymnasiumSimulator
 
 SMALL = ["--steps", "200", "--episodes", "1", "--hidden", "8", "--batch-size", "8", "--update-after", "50"]
 
@@ -75,6 +76,7 @@ def test_the_same_command_again_has_nothing_to_do(trained, capsys):
             "target_steps must be 'all' for normalisation 'power'",
         ),
         (["--clip", "0"], "clip must be above 0"),
+        (["--clip", "inf"], "clip must be above 0 and finite, got inf."),
         (["--checkpoint-minutes", "0"], "checkpoint-minutes must be above 0"),
         (["--evaluate-every", "0"], "evaluate_every must be a positive multiple"),
         (["--workers", "0"], "workers must be at least 1"),
@@ -127,6 +129,26 @@ def test_curves_stop_where_all_seeds_have_been_and_failures_count(tmp_path):
     np.testing.assert_array_equal(curve.returns, [[100, 200], [1, 2], [5, 5]])
 
 
+def test_a_seed_that_failed_between_evaluations_keeps_its_last_return_to_the_end():
+    lines = [line_of(0, step, float(step)) for step in (100, 200, 300)]
+    lines += [line_of(1, 100, 1.0), line_of(1, 150, 1.5, 150), line_of(2, 50, 5.0, 50)]
+    curve = curves_of("task", lines)["retrace"]
+    np.testing.assert_array_equal(curve.failed, [False, True, True])
+    np.testing.assert_array_equal(curve.steps, [100, 200, 300])
+    np.testing.assert_array_equal(curve.returns, [[100, 200, 300], [1, 1.5, 1.5], [5, 5, 5]])
+
+
+def test_operators_whose_seeds_all_failed_are_compared_on_the_steps_of_the_others():
+    failed = [line_of(0, 100, 1.0), line_of(0, 250, 2.0, 250), line_of(1, 50, 3.0, 50)]
+    well = [{**line_of(0, step, 9.0), "operator": "one-step"} for step in (100, 200, 300)]
+    curve = curves_of("task", [*failed, *well])["retrace"]
+    np.testing.assert_array_equal(curve.steps, [100, 200, 300])
+    np.testing.assert_array_equal(curve.returns, [[1, 1, 2], [3, 3, 3]])
+    alone = curves_of("task", failed)["retrace"]
+    np.testing.assert_array_equal(alone.steps, [100, 250])
+    np.testing.assert_array_equal(alone.returns, [[1, 2], [3, 3]])
+
+
 def test_runs_of_one_operator_are_told_apart_by_what_differs(tmp_path):
     for name, decay in (("a", 0.5), ("b", 0.9)):
         agent = TD3Config(operator="retrace", decay=decay)
@@ -153,7 +175,46 @@ def test_a_preset_gives_the_settings_that_flags_change(monkeypatch):
     monkeypatch.setattr("marginax.deep.command._train", lambda settings, *_, **__: seen.append(settings))
     words = ["train", "Pendulum-v1", "--out", "x", "--preset=paper", "--batch-size", "7"]
     assert main(words) == 0
-    assert seen == [TD3Config.preset("paper", batch_size=7)]
+    assert main([*words, "--operator", "retrace"]) == 0
+    assert seen == [
+        TD3Config.preset("paper", batch_size=7),
+        TD3Config.preset("paper", batch_size=7, operator="retrace"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--out=x", "CartPole-v1"],
+        ["--overlap", "CartPole-v1", "--out", "x"],
+        ["--no-start-conditioned", "CartPole-v1", "--out", "x"],
+        ["--hidden", "8", "8", "--out", "x", "CartPole-v1"],
+        ["--operator", "retrace", "CartPole-v1", "--out", "x"],
+    ],
+)
+def test_the_agent_fits_the_task_wherever_that_stands(monkeypatch, words):
+    seen = []
+    monkeypatch.setattr("marginax.deep.command._train", lambda settings, *_, **__: seen.append(settings.kind))
+    assert main(["train", *words]) == 0
+    assert seen == ["q-learning"]
+
+
+def test_a_saved_policy_of_discrete_actions_gives_their_indices_and_films_the_first_episode(
+    tmp_path, monkeypatch, capsys
+):
+    layers = [(np.eye(4, 2, dtype=np.float32), np.zeros(2, np.float32))]
+    Policy(layers, np.array([0.0]), np.array([1.0]), 0.0, "CartPole-v1").save(tmp_path / "policy-a.npz")
+    policy = load_policy(tmp_path)
+    observations = np.array([[2.0, 1.0, 0.0, 0.0], [1.0, 2.0, 0.0, 0.0]], np.float32)
+    assert policy(observations).tolist() == [0, 1]
+    assert policy(observations[1]) == 1
+    monkeypatch.setattr("marginax.deep.policy._show", lambda frames, fps: None)
+    monkeypatch.setattr(GymnasiumSimulator, "render", lambda self: np.zeros((2, 2, 3), np.uint8))
+    assert main(["play", str(tmp_path), "--episodes", "1", "--render"]) == 0
+    frames, count, result = capsys.readouterr().out.splitlines()
+    assert count == "CartPole-v1: 1 episode"
+    steps = int(frames.split()[0]) - 1
+    assert result.startswith(f"return {steps}.00 ")  # a step earns 1
 
 
 def test_a_preset_of_td3_is_refused_for_other_agents(capsys):

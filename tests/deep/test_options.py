@@ -230,7 +230,8 @@ def test_presets_are_settings_by_name():
     published |= {"noise_clip": 0.5, "policy_delay": 2, "replay_size": 1_000_000, "hidden": (256, 256)}
     assert {name: getattr(spinning_up, name) for name in published} == published
     assert not (spinning_up.scale_observations or spinning_up.layer_norm or spinning_up.saturation_penalty)
-    paper = TD3Config.preset("paper", operator="marginalized")
+    paper = TD3Config.preset("paper")
+    assert paper.operator == "marginalized"
     # Appendix: batches of 100, Adam at 1e-3, 1e-4 for the weights, λ = 0.7, T = 0.1, networks of [x, a].
     found = (paper.batch_size, paper.learning_rate, paper.weight_learning_rate, paper.decay)
     assert found == (100, 1e-3, 1e-4, 0.7)

@@ -11,7 +11,6 @@ from marginax.deep import checkpoint, replay, td3
 from marginax.deep.config import TD3Config
 from marginax.deep.discrete_config import ActorCriticConfig, QConfig
 from marginax.deep.learner import Learner, Plan
-from marginax.deep.networks import actor_vector
 from marginax.deep.population import Population
 from marginax.deep.run_config import PopulationConfig
 from marginax.simulators.policy import unpack
@@ -68,15 +67,17 @@ def plain():
 def test_equals_a_plain_loop_with_policies_one_block_old(plain):
     """One agent after the other, block by block: play with the parameters of two blocks ago, then td3.update_block."""
     for name, seed, agent in (("one-step", 4, 1), ("marginalized", 3, 2)):
-        config, spec = GROUPS[name], AgentSpec("Pendulum-v1", seed, 0.1, 30)
+        config = GROUPS[name]
+        spec = AgentSpec("Pendulum-v1", seed, config.act_noise, 30)
         state = td3.init(config, observation_size=3, action_size=1, key=jax.random.key(seed))
         buffer, actor = replay.empty(80, 3, 1), Actor(spec)
         update = jax.jit(lambda s, b, k, c=config: td3.update_block(c, s, b, k, updates=10))
-        vectors, measured = [np.asarray(actor_vector(state.actor))] * 2, []
+        vectors, measured = [np.asarray(td3.policy(state))] * 2, []
         for b in range(24):
             block = Transitions(np.zeros((10, row_width(3, 1)), np.float32), 3)
             actor.play(b, unpack(vectors[b], [3, 8, 1]), block)
-            buffer = replay.add(buffer, jnp.asarray(block.rows))
+            rows = jnp.asarray(block.rows)
+            buffer, state = replay.add(buffer, rows), td3.observe(state, rows)
             if (b + 1) * 10 >= 20:
                 key = jax.random.fold_in(jax.random.key(seed), b)
                 state, _ = update(state, buffer, key)
@@ -87,7 +88,7 @@ def test_equals_a_plain_loop_with_policies_one_block_old(plain):
                     rival = dataclasses.replace(config, operator="retrace")
                     _, retraced = td3.update(rival, state, batch, noise_key, delayed=False)
                     measured.append((metrics.critic_loss, retraced.error_variance))
-            vectors.append(np.asarray(actor_vector(state.actor)))
+            vectors.append(np.asarray(td3.policy(state)))
         np.testing.assert_allclose(plain._newest[agent], vectors[-1], atol=2e-4)
         line = next(x for x in plain.lines if (x["operator"], x["seed"], x["step"]) == (name, seed, 240))
         loss, variance = np.mean(measured, axis=0)
@@ -293,7 +294,7 @@ def test_a_delay_that_does_not_divide_the_block_counts_on():
     buffer, count = replay.empty(30, 3, 1), 0
     for b, block in enumerate(rows.astype(np.float32)):
         vector, _ = learner.advance(b, block)
-        buffer = replay.add(buffer, block[0])
+        buffer, state = replay.add(buffer, block[0]), td3.observe(state, jnp.asarray(block[0]))
         if b >= 1:
             key = jax.random.fold_in(jax.random.key(0), b)
             for own in jax.random.split(key, 3):
@@ -301,7 +302,7 @@ def test_a_delay_that_does_not_divide_the_block_counts_on():
                 batch = replay.sample(buffer, sample_key, batch=8, length=1)
                 count += 1
                 state, _ = td3.update(config, state, batch, noise_key, delayed=count % 2 == 0)
-        np.testing.assert_allclose(vector[0], actor_vector(state.actor), atol=1e-5)
+        np.testing.assert_allclose(vector[0], td3.policy(state), atol=1e-5)
 
 
 def test_bad_settings():

@@ -167,7 +167,7 @@ def test_the_agent_that_does_not_fit_is_named_with_the_command_that_does(tmp_pat
     [
         ({"environments": 4}, "update_every must be a multiple of environments 4, got 10"),
         ({"epsilon": 0.0}, r"epsilon must lie in \(0, 1\], got 0.0"),
-        ({"ladder": -1.0}, "ladder must be at least 0, got -1.0"),
+        ({"ladder": -1.0}, "ladder must be at least 0 and finite, got -1.0"),
     ],
 )
 def test_wrong_settings_are_refused(settings, message):

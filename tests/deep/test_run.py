@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 import types
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
@@ -168,20 +170,28 @@ def test_tensorboard_shows_what_the_lines_say_and_is_whole_after_a_kill(alone, t
     assert {step for name, step in events(tmp_path) if name == "return"} == {100, 200, 300, 400}
 
 
-def test_a_simulator_that_returns_nan_ends_the_seed_and_says_where(tmp_path, monkeypatch):
-    with Population(CONFIG, folder=tmp_path) as population:
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("every", "steps"), [(100, [100, 200]), (400, [])])
+def test_a_seed_that_fails_between_evaluations_leaves_a_line_that_says_so(tmp_path, every, steps, overlap):
+    config = dataclasses.replace(CONFIG, evaluate_every=every, overlap=overlap)
+    with Population(config, folder=tmp_path) as population:
         play = population.pool._local.actors[0].play
 
         def poisoned(index, layers, out):
             play(index, layers, out)
-            if index == 5:
+            if index == 4:
                 out.rewards[8] = np.nan
 
-        monkeypatch.setattr(population.pool._local.actors[0], "play", poisoned)
+        population.pool._local.actors[0].play = poisoned
         population.run()
-    found = status(tmp_path, CONFIG)
+    found = status(tmp_path, config)
     assert found["state"] == "diverged"
-    assert found["reason"] == "the simulator returned nan at step 258"
+    assert found["reason"] == "the simulator returned nan at step 208"
+    lines = read_metrics(tmp_path)
+    last = 300 if overlap else 250  # with overlap, a failure is seen one block later
+    assert [line["step"] for line in lines] == [*steps, *({last} - {*steps})]
+    assert [line["failed_at"] for line in lines] == [None] * len(steps) + [208]
+    assert np.isfinite(lines[-1]["return"])
 
 
 def test_values_beyond_any_return_are_divergence(tmp_path):
@@ -191,8 +201,20 @@ def test_values_beyond_any_return_are_divergence(tmp_path):
         population.run()
     found = status(tmp_path, config)
     assert found["state"] == "diverged"
-    assert "the mean of |Q| reached" in found["reason"]
+    said = re.fullmatch(
+        r"the mean of \|Q\| reached (\S+), above (\S+) \(1e-06 times what rewards up to .* allow\), at step 100",
+        found["reason"],
+    )
+    assert float(said[1]) > float(said[2])
     assert population.step == found["step"] == 100
+
+
+def test_a_run_is_refused_on_another_kind_of_device_in_a_sentence(tmp_path, monkeypatch):
+    with Population(CONFIG, folder=tmp_path) as population:
+        population.run(stop=lambda: population.step >= 50)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with pytest.raises(ValueError, match=r"was trained on 'cpu' and cannot go on on 'gpu'"):
+        Population(CONFIG, folder=tmp_path)
 
 
 @pytest.mark.long
@@ -206,6 +228,16 @@ def test_a_part_that_fails_ends_alone(tmp_path):
     assert outcome["seed-0"]["state"] == "failed"
     assert "the checkpoint is damaged" in outcome["seed-0"]["reason"]
     assert outcome["seed-1"]["state"] == "finished"
+
+
+def test_a_run_shorter_than_the_time_between_evaluations_can_be_made_longer(tmp_path):
+    short = dataclasses.replace(CONFIG, steps=100, evaluate_every=150)
+    for steps in (100, 200):
+        config = dataclasses.replace(short, steps=steps)
+        open_run(tmp_path, config)
+        with Population(config, folder=tmp_path / "seed-1") as population:
+            population.run()
+    assert [line["step"] for line in read_metrics(tmp_path / "seed-1")] == [100, 150, 200]
 
 
 def test_settings_of_an_earlier_run_are_not_mixed(tmp_path):

@@ -112,3 +112,11 @@ def test_pictures_of_grid_games():
     assert (image.shape, image.dtype) == ((160, 160, 3), np.uint8) and image.any()
     with pytest.raises(RuntimeError, match="no picture"):
         make("gymnax/CartPole-v1", 0).render()
+
+
+@pytest.mark.parametrize("action", [3, -1])
+def test_an_action_out_of_range_is_refused(action):
+    simulator = make("grid/catch", 0)
+    simulator.reset()
+    with pytest.raises(ValueError, match=f"action must be an index below 3, got {action}"):
+        simulator.step(action)

@@ -1,12 +1,16 @@
 """What targets are made from: lookups in tables of action values, and traces from log-densities."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from marginax import traces
-from marginax.targets import expectation, select_actions, traces_from_log_ratios
+from marginax.targets import expectation, random_times, select_actions, traces_from_log_ratios
 
 INF = np.inf
 
@@ -80,6 +84,41 @@ def test_lookups_are_plain_indexing(actions, lead):
     want = np.take_along_axis(table, chosen[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(select_actions(table, chosen), want, rtol=1e-6)
     np.testing.assert_allclose(expectation(table, policy), (table * policy).sum(-1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("actions", [1, 3, 16, 17, 40])
+def test_actions_out_of_range_are_nan(actions):
+    table = np.tile(np.arange(1.0, actions + 1), (4, 1))
+    found = select_actions(table, np.array([0, actions - 1, actions, -1]))
+    np.testing.assert_array_equal(found, [1, actions, np.nan, np.nan])
+    slope = jax.grad(lambda x: jnp.nansum(select_actions(x, jnp.array([0, actions - 1, actions, -1]))))(table)
+    assert np.isfinite(slope).all() and slope[:2].sum() == 2 and not slope[2:].any()
+
+
+@pytest.mark.parametrize("discount", [1.0, -0.1, 2])
+def test_random_times_need_a_discount_below_one(discount):
+    with pytest.raises(ValueError, match=rf"discount must lie in \[0, 1\), got {discount}"):
+        random_times(jax.random.key(0), 3, discount)
+
+
+def test_an_unknown_backend_is_refused():
+    """Outside pytest, whose run-time type checks would come first."""
+    program = """
+import jax.numpy as jnp
+from marginax.targets import marginalized, multi_step
+for function, last in [(multi_step, 1.0), (marginalized, jnp.ones(3)), (marginalized, jnp.ones((3, 3)))]:
+    try:
+        function(jnp.ones(3), jnp.ones(3), jnp.ones(3), 0.9, last, backend="scam")
+    except ValueError as error:
+        print(error)
+"""
+    command, variables = (
+        [sys.executable, "-c", program],
+        {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    found = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    said = "backend must be one of auto, scan, associative, got 'scam'; did you mean 'scan'?"
+    assert found.stdout.splitlines() == [said] * 3
 
 
 def test_shapes_that_do_not_fit_are_refused():

@@ -208,6 +208,11 @@ def test_random_times_equal_jax(name, gamma):
     np.testing.assert_allclose(result.numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
+def test_random_times_need_a_discount_below_one():
+    with pytest.raises(ValueError, match=r"discount must lie in \[0, 1\), got 1.0"):
+        targets.random_times(None, 3, 1.0)
+
+
 def test_random_times_have_the_geometric_law():
     stop = targets.random_times(torch.Generator().manual_seed(1), (20_000, 30), 0.8).stop.numpy()
     waits = np.where(stop.any(axis=1), stop.argmax(axis=1), 30)

@@ -133,8 +133,9 @@ def policy(state: ActorCriticState) -> Float[Array, " n"]:
 def behaviour(
     state: ActorCriticState, observations: Float[Array, "E *shape"], epsilon: Float[Array, " E"]
 ) -> Float[Array, "E actions"]:
-    """Probabilities of the stale actor."""
-    return jax.nn.softmax(state.acting(observations.reshape(len(observations), -1))[:, :-1])
+    """Probabilities of the stale actor, mixed with uniform ones in each environment."""
+    pi = jax.nn.softmax(state.acting(observations.reshape(len(observations), -1))[:, :-1])
+    return (1 - epsilon[:, None]) * pi + epsilon[:, None] / pi.shape[-1]
 
 
 def draw(config: ActorCriticConfig, buffer: Replay, keys: Array) -> tuple[Sequences, Array]:
@@ -183,9 +184,8 @@ def targets(
         advantage = rhos * (batch.rewards + discounts * follows - along[:-1, :, -1])
         target = jnp.stack([value, advantage, batch.valid], -1)
         pairs = jnp.concatenate([batch.observations, action], -1)
-        found.append(
-            Targets(pairs, jnp.where(batch.valid[..., None], target, 0), ratios, weights, batch.valid)
-        )
+        kept = jnp.where(batch.valid[..., None], target, 0)
+        found.append(Targets(pairs, kept, config.decay * ratios, weights, batch.valid))
     stacked: Targets = jax.tree.map(lambda *x: jnp.stack(x), *found)
     return jax.lax.stop_gradient(stacked), paths, loss
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from marginax._files import load_arrays, load_json, save_arrays, save_json
+from marginax.engine.processes import cores
 
 MANIFEST = "manifest.json"
 _FORMAT = 2
@@ -150,3 +151,16 @@ def from_arrays(template: Tree, arrays: Mapping[str, np.ndarray]) -> Tree:
             raise ValueError(f"{name} must be {leaf.dtype}{list(leaf.shape)} in the checkpoint, but {what}.")
         found.append(array)
     return jax.tree_util.tree_unflatten(structure, found)
+
+
+def platform() -> dict[str, Any]:
+    """What a checkpoint says of the machine it was made on."""
+    import jax
+
+    device = jax.devices()[0]
+    return {
+        "device": device.device_kind,
+        "backend": device.platform,
+        "cores": cores(),
+        "jax": jax.__version__,
+    }

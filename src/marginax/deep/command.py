@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import math
 import sys
 import time
+import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +29,7 @@ def train(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
     if named:
         kind = choice("--agent", named, list(CONFIGS))
     else:
-        task = next(
-            (w for i, w in enumerate(words) if w[:1] != "-" and (i == 0 or words[i - 1][:2] != "--")), None
-        )
+        task = task_in(words)
         kind = fitting(task) if task else "td3"
     settings = CONFIGS[kind]
     start = choice("--preset", last_given(words, "--preset", "default"), TD3_PRESETS)
@@ -91,6 +91,27 @@ def train(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
         )
 
     return "marginax train", train, words
+
+
+def task_in(words: list[str]) -> str | None:
+    """The task in a command line that is yet to be parsed: the first word that is neither a flag nor a value of one.
+
+    >>> task_in(["--overlap", "--hidden", "64", "64", "--out=r", "CartPole-v1", "--steps", "300"])
+    'CartPole-v1'
+    """
+    kinds = {field.name: field.type for each in CONFIGS.values() for field in dataclasses.fields(each)}
+    switches = {"help", "overlap", "track", *(name for name, kind in kinds.items() if kind is bool)}
+    values: float = 0  # of the last flag that may still come
+    for word in words:
+        if word[:2] == "--":
+            name, equals, _ = word[2:].replace("-", "_").partition("=")
+            alone = equals or name.removeprefix("no_") in switches
+            values = 0 if alone else math.inf if typing.get_origin(kinds.get(name)) is tuple else 1
+        elif values:
+            values -= 1
+        elif word[:1] != "-":
+            return word
+    return None
 
 
 def fitting(task: str) -> str:
@@ -252,7 +273,7 @@ def play(
     import numpy as np
 
     from marginax.deep.policy import load_policy
-    from marginax.simulators.rollout import AgentSpec, evaluate
+    from marginax.simulators.rollout import AgentSpec, evaluate, evaluation_seeds
 
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, got {episodes}.")
@@ -266,11 +287,12 @@ def play(
     if video is not None or render:
         from marginax.deep.policy import film
 
-        frames = film(policy, name, seed, video=video, show=render, allow_import=simulator is not None)
+        first = int(evaluation_seeds(seed, 0, 1)[0])
+        frames = film(policy, name, first, video=video, show=render, allow_import=simulator is not None)
         print(f"{frames} frames" + (f" in {video}" if video else ""))
     spec = AgentSpec(name, seed, allow_import=simulator is not None)
     returns = next(x for x in evaluate(spec, policy.layers, 0, episodes) if x is not None)
-    print(f"{name}: {episodes} episodes")
+    print(f"{name}: {episodes} episode{'s' * (episodes > 1)}")
     print(
         f"return {np.mean(returns):.2f} ± {np.std(returns):.2f}, {returns.min():.2f} to {returns.max():.2f}"
     )

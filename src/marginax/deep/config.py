@@ -90,10 +90,10 @@ class AgentConfig:
         for name in ("sequence_length", "batch_size", "update_every", "replay_size"):
             self._require(name, lambda x: x >= 1, "be at least 1")
         for name in ("random_steps", "update_after", "weight_critic_penalty"):
-            self._require(name, lambda x: 0 <= x < math.inf, "be at least 0")
+            self._require(name, lambda x: 0 <= x < math.inf, "be at least 0 and finite")
         positive = ("learning_rate", "weight_learning_rate", "weight_critic_learning_rate")
         for name in (*positive, "normalisation_power", "divergence_factor", "clip"):
-            self._require(name, lambda x: 0 < x < math.inf, "be above 0")
+            self._require(name, lambda x: 0 < x < math.inf, "be above 0 and finite")
         self._require("discount", lambda x: 0 <= x < 1, "lie in [0, 1)")
         self._require("path_power", lambda x: 0 <= x <= 2, "lie in [0, 2]")
         for name in ("decay", "path_mixture"):
@@ -236,9 +236,9 @@ class TD3Config(AgentConfig):
         super().__post_init__()
         self._require("policy_delay", lambda x: x >= 1, "be at least 1")
         for name in ("target_noise", "noise_clip", "saturation_penalty", "actor_after"):
-            self._require(name, lambda x: 0 <= x < math.inf, "be at least 0")
+            self._require(name, lambda x: 0 <= x < math.inf, "be at least 0 and finite")
         for name in ("act_noise", "trace_scale", "actor_scale", "actor_learning_rate"):
-            self._require(name, lambda x: 0 < x < math.inf, "be above 0")
+            self._require(name, lambda x: 0 < x < math.inf, "be above 0 and finite")
         for name in ("polyak", "trace_temperature"):
             self._require(name, lambda x: 0 <= x <= 1, "lie in [0, 1]")
         if self.target_steps == "one":
@@ -281,11 +281,12 @@ TD3_PRESETS: dict[str, dict[str, Any]] = {
     "spinning-up": _SPINNING_UP,
     "paper": {
         **_SPINNING_UP,
+        "operator": "marginalized",
         "weights": "saddle-point",
         "weight_critic_penalty": 0.0,
         "start_conditioned": False,
         "normalisation": "power",
     },
 }
-"""Settings of TD3 by name, as changes of the defaults. The paper's agent is Spinning Up's, with TD weights of the pair
-alone from the saddle point, raised to a power and divided by their mean."""
+"""Settings of TD3 by name, as changes of the defaults. The paper's agent is Spinning Up's with marginalized targets; its TD
+weights are those of the pair alone from the saddle point, raised to a power and divided by their mean."""

@@ -60,31 +60,40 @@ class Curve(NamedTuple):
 def curves_of(simulator: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
     """Lines of metrics as curves, by operator in order of appearance.
 
-    A seed that diverged keeps its last values until the end: it counts as the failure it is.
+    A seed that diverged keeps its last values until the end: it counts as the failure it is. If all seeds of an operator
+    diverged, the steps are those of the other operators.
     """
+    table: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for line in sorted(lines, key=lambda line: (line["seed"], line["step"])):
+        table.setdefault((line["operator"], int(line["seed"])), []).append(line)
+    failed = {agent: any(_failed(line) for line in mine) for agent, mine in table.items()}
+    well = {agent: mine for agent, mine in table.items() if not failed[agent]}
+    longest = max(table.values(), key=lambda mine: mine[-1]["step"], default=[])
     out = {}
     for operator in dict.fromkeys(line["operator"] for line in lines):
-        seeds: dict[int, list[Mapping[str, Any]]] = {}
-        for line in lines:
-            if line["operator"] == operator:
-                seeds.setdefault(int(line["seed"]), []).append(line)
-        table = {seed: sorted(mine, key=lambda line: line["step"]) for seed, mine in sorted(seeds.items())}
-        failed = {seed: any(_failed(line) for line in mine) for seed, mine in table.items()}
-        whole = [mine for seed, mine in table.items() if not failed[seed]] or [max(table.values(), key=len)]
+        agents = [agent for agent in table if agent[0] == operator]
+        whole = [well[agent] for agent in agents if agent in well] or list(well.values()) or [longest]
         steps = sorted(set.intersection(*({int(line["step"]) for line in mine} for mine in whole)))
-        for seed, mine in table.items():
-            at = {int(line["step"]): line for line in mine}
-            table[seed] = [at.get(step, mine[-1]) for step in steps]
-        names = [name for name in next(iter(table.values()))[0] if name not in _PLAIN]
+        rows = [[_at(table[agent], step) for step in steps] for agent in agents]
+        names = [name for name in table[agents[0]][0] if name not in _PLAIN]
         grids = {
-            name: np.array([[_number(line.get(name)) for line in mine] for mine in table.values()])
-            for name in names
+            name: np.array([[_number(line.get(name)) for line in row] for row in rows]) for name in names
         }
-        returns, numbers = grids.pop("return"), np.array(list(table))
         out[operator] = Curve(
-            simulator, operator, numbers, np.array(steps), returns, np.array(list(failed.values())), grids
+            simulator,
+            operator,
+            seeds=np.array([seed for _, seed in agents]),
+            steps=np.array(steps),
+            returns=grids.pop("return"),
+            failed=np.array([failed[agent] for agent in agents]),
+            diagnostics=grids,
         )
     return out
+
+
+def _at(lines: Sequence[Mapping[str, Any]], step: int) -> Mapping[str, Any]:
+    """The last of a seed's lines, in the order of steps, that is not after `step`."""
+    return next((line for line in reversed(lines) if line["step"] <= step), lines[0])
 
 
 def _failed(line: Mapping[str, Any]) -> bool:

@@ -31,7 +31,8 @@ class DiscreteConfig(AgentConfig):
         super().__post_init__()
         for name in ("environments", "block_updates"):
             self._require(name, lambda x: x >= 1, "be at least 1")
-        self._require("filters", lambda x: x >= 0, "be at least 0")
+        for name in ("filters", "epsilon_steps"):
+            self._require(name, lambda x: x >= 0, "be at least 0")
         if self.update_every % self.environments:
             raise ValueError(
                 f"update_every must be a multiple of environments {self.environments}, got {self.update_every}."
@@ -104,10 +105,9 @@ class QConfig(DiscreteConfig):
         super().__post_init__()
         for name in ("target_epsilon", "epsilon"):
             self._require(name, lambda x: 0 < x <= 1, "lie in (0, 1]")
-        self._require("temperature", lambda x: 0 < x < math.inf, "be above 0")
+        self._require("temperature", lambda x: 0 < x < math.inf, "be above 0 and finite")
         self._require("target_every", lambda x: x >= 1, "be at least 1")
-        for name in ("epsilon_steps", "ladder"):
-            self._require(name, lambda x: 0 <= x < math.inf, "be at least 0")
+        self._require("ladder", lambda x: 0 <= x < math.inf, "be at least 0 and finite")
 
     @property
     def epsilons(self) -> tuple[float, ...]:
@@ -119,6 +119,13 @@ class QConfig(DiscreteConfig):
         """The settings with what depends on the steps of the run filled in."""
         most = steps // 2
         return self if self.epsilon_steps is not None else dataclasses.replace(self, epsilon_steps=most)
+
+
+_ONE_ESTIMATOR = (
+    *("weights", "start_conditioned", "exact_first_weight", "normalisation", "normalisation_power"),
+    *("weight_critic_learning_rate", "weight_critic_penalty"),
+)
+"""Settings of TD weights that the actor-critic has no use for: its weights are u of two states."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,12 +180,14 @@ class ActorCriticConfig(DiscreteConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("rho_clip", "gradient_clip"):
-            self._require(name, lambda x: 0 < x < math.inf, "be above 0")
+            self._require(name, lambda x: 0 < x < math.inf, "be above 0 and finite")
         for name in ("entropy", "value_factor"):
-            self._require(name, lambda x: 0 <= x < math.inf, "be at least 0")
+            self._require(name, lambda x: 0 <= x < math.inf, "be at least 0 and finite")
         self._require("replay_share", lambda x: 0 <= x <= 1, "lie in [0, 1]")
         self._require("actor_delay", lambda x: x >= 1, "be at least 1")
-        self._require("weights", lambda x: x == "paths", "be 'paths' for this agent")
+        for name in _ONE_ESTIMATOR:
+            only = type(self).__dataclass_fields__[name].default
+            self._require(name, lambda x, only=only: x == only, f"be {only!r} for this agent")
         least = self.environments * self.sequence_length
         if self.update_every < least:
             raise ValueError(

@@ -8,25 +8,28 @@ import numpy as np
 
 from marginax._files import load_arrays, save_arrays
 from marginax.deep.metrics import agent_name
-from marginax.simulators.policy import Layers, act, outputs, to_bounds
+from marginax.simulators.policy import Layers, outputs, to_bounds
 from marginax.simulators.protocol import optional_import
 from marginax.simulators.registry import make
 
 
 class Policy(NamedTuple):
-    """A Gaussian policy around a deterministic network.
+    """A deterministic policy: a network whose outputs are an action in a box, or one number for each discrete action.
 
     Attributes:
         layers: Weights `[in, out]` and biases `[out]`.
         low: Smallest action.
         high: Largest action.
-        scale: Standard deviation of its exploration, for actions scaled to [-1, 1].
+        scale: Standard deviation of its exploration in a box, for actions scaled to [-1, 1]; 0 for discrete actions.
         simulator: Name of the simulator it was trained on.
 
     >>> layers = [(np.zeros((3, 1), np.float32), np.zeros(1, np.float32))]
     >>> policy = Policy(layers, np.array([-2.0]), np.array([2.0]), 0.1, "Pendulum-v1")
     >>> policy(np.ones((5, 3), np.float32)).shape
     (5, 1)
+    >>> best = [(np.eye(3, dtype=np.float32), np.zeros(3, np.float32))]
+    >>> Policy(best, np.array([0.0]), np.array([2.0]), 0.0, "grid/catch")(np.array([[0.1, 0.9, 0.2]], np.float32))
+    array([1])
     """
 
     layers: Layers
@@ -35,9 +38,14 @@ class Policy(NamedTuple):
     scale: float
     simulator: str
 
-    def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """The deterministic actions, within the bounds, of observations `[n]` or `[batch, n]`."""
-        return to_bounds(act(self.layers, observations), self.low, self.high)
+    def __call__(self, observations: np.ndarray) -> np.ndarray | np.integer:
+        """Actions for observations `[n]` or `[batch, n]`: within the bounds, or the indices of the best discrete ones."""
+        found = outputs(self.layers, observations)
+        if found.shape[-1] != len(
+            self.low
+        ):  # a discrete action is one number, and has an output for each of its values
+            return np.argmax(found, axis=-1)
+        return to_bounds(np.tanh(found), self.low, self.high)
 
     def save(self, path: Path) -> None:
         """Write the policy, whole or not at all."""
@@ -83,9 +91,7 @@ def film(
     try:
         frames.append(world.render())
         while not over:
-            values = outputs(policy.layers, observation)
-            action = policy(observation) if world.num_actions is None else int(np.argmax(values))
-            observation, _, terminated, truncated = world.step(action)
+            observation, _, terminated, truncated = world.step(policy(observation))
             frames.append(world.render())
             over = terminated or truncated
     finally:

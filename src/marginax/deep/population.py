@@ -30,7 +30,6 @@ from marginax.deep.learner import AGENTS, Learner, Plan
 from marginax.deep.metrics import MetricsLog
 from marginax.deep.policy import Policy, policy_name
 from marginax.deep.run_config import PopulationConfig
-from marginax.engine.processes import cores
 from marginax.simulators import AgentSpec, Pool, Transitions, make
 from marginax.simulators.policy import unpack
 from marginax.simulators.registry import check_actions, observation_shape
@@ -196,6 +195,8 @@ class Population:
                     if previous is not None:
                         self._take(*previous, self.step)
                         previous = None
+                    if self.finished and not self._is_due(self.step):  # all failed: a last line says so
+                        self._evaluate(self.step)
                     report(self, self._collect(wait_for_all=True))
                     self.save(replay=keep_replay or not self.finished)
                     saved = time.monotonic()
@@ -268,17 +269,21 @@ class Population:
         for agent in np.flatnonzero(~np.isfinite(vectors).all(axis=1)):
             self._fail(int(agent), step, "the policy's parameters were no longer finite")
         for agent in np.flatnonzero(size > limit):
-            bound = limit[agent] / self.config.groups[self.config.agents[agent][0]].divergence_factor
-            reached, largest = size[agent], self._largest_reward[agent]
-            reason = f"the mean of |Q| reached {reached:.3g}, far above the {bound:.3g} that rewards up to {largest:.3g} allow,"
+            factor = self.config.groups[self.config.agents[agent][0]].divergence_factor
+            allowed = f"{factor:g} times what rewards up to {self._largest_reward[agent]:.3g} allow"
+            reason = f"the mean of |Q| reached {size[agent]:.3g}, above {limit[agent]:.3g} ({allowed}),"
             self._fail(int(agent), step, reason)
         failed = list(self.failures)  # they keep their last policies
         vectors[failed] = self._newest[failed]
         self._newest = vectors
         for learned, row in zip(self._learned, metrics.tolist(), strict=True):
             learned.append(row)
-        if step % (self.config.evaluate_every or step) == 0 or step == self.config.steps:
+        if self._is_due(step):
             self._evaluate(step)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether there is an evaluation after `step` steps."""
+        return step % (self.config.evaluate_every or step) == 0 or step == self.config.steps
 
     def _evaluate(self, step: int) -> None:
         """Queue evaluations of the newest policies, and note what was learned since the last ones."""
@@ -357,7 +362,7 @@ class Population:
             "finished_returns": self._finished_returns,
             "timing": {**dataclasses.asdict(self.timing), "busy": self.timing.busy},
             "replaced_workers": self.pool.replaced,
-            "platform": _platform(),
+            "platform": checkpoint.platform(),
         }
         checkpoint.save(self.folder / CHECKPOINT, meta, files, keep)
         self._saved_until = self.step
@@ -383,6 +388,12 @@ class Population:
             raise ValueError(
                 f"the run in {str(self.folder)!r} ended at step {self.step} without its replay buffers and "
                 "cannot go on: choose another folder."
+            )
+        there, here = meta["platform"]["backend"], jax.default_backend()
+        if (there == "cpu") != (here == "cpu") and not self.config.first.discrete:  # see `networks.twins`
+            raise ValueError(
+                f"the run in {str(self.folder)!r} was trained on {there!r} and cannot go on on {here!r}, where the critics "
+                "are stored in another form: choose another folder."
             )
         self._learned, self._finished_returns = meta["learned"], meta["finished_returns"]
         self._saved_until = self.step
@@ -427,16 +438,6 @@ def _learners(config: PopulationConfig, sizes: dict[str, Any]) -> Iterator[Learn
             yield DeviceLearner(plan, config.seeds, config.simulator)
         else:
             yield Learner(plan, config.seeds)
-
-
-def _platform() -> dict[str, Any]:
-    device = jax.devices()[0]
-    return {
-        "device": device.device_kind,
-        "backend": device.platform,
-        "cores": cores(),
-        "jax": jax.__version__,
-    }
 
 
 def _fetch(handles: Sequence[tuple], dispatched: float) -> tuple[np.ndarray, np.ndarray, float, float]:

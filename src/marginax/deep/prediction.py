@@ -376,7 +376,7 @@ def train_policy(
     Args:
         game: The game.
         discount: γ.
-        sizes: Of the program; `phases` is not read.
+        sizes: Of the program; its `phases` set only the schedule of the learning rate, which stays at its last value after them.
         phases: How often the policy improves.
         key: A JAX random key.
         epsilons: ε of the target policy and of the behaviour policy.

@@ -22,7 +22,7 @@ class PopulationConfig:
         groups: Label and settings of each group.
         seeds: Seeds; agents of one seed start alike and meet the same noise in every group.
         steps: Environment steps of each agent.
-        evaluate_every: Steps between evaluations of the deterministic policy; None: about twenty in the run.
+        evaluate_every: Steps between evaluations of the deterministic policy, with one at the end; None: about twenty in the run.
         episodes: Episodes of an evaluation.
         overlap: Whether a block is simulated while the updates of the one before run.
 
@@ -55,7 +55,7 @@ class PopulationConfig:
         if every is None:
             every = max(1, round(self.steps / 20 / self.block)) * self.block
         self._multiple("evaluate_every", every)
-        object.__setattr__(self, "evaluate_every", min(every, self.steps))
+        object.__setattr__(self, "evaluate_every", every)
         groups = {label: config.derived(self.steps) for label, config in self.groups.items()}
         object.__setattr__(self, "groups", groups)
 

@@ -98,7 +98,8 @@ class Control(Experiment):
     tasks: tuple[str, ...] = TASKS
     """Simulators by name."""
     operators: tuple[OperatorName, ...] = OPERATORS
-    """Operators by name (`-paper`: with the TD weights of the paper's experiments), or options of one-step TD3."""
+    """Operators by name (`-paper`: the paper's form of the target; its TD weights here see the start pair, and their critic is
+    penalised), or options of one-step TD3."""
     steps: int = 1_000_000
     """Environment steps of each agent."""
     evaluate_every: int = 10_000
@@ -127,7 +128,7 @@ class Control(Experiment):
                 raise ValueError(f"operators must be of {', '.join(CHANGES)}, got {name!r}.")
         if choice("preset", self.preset, TD3_PRESETS) == "paper":
             raise ValueError(
-                "preset must be 'spinning-up' or 'default', got 'paper': --operators with -paper have its TD weights."
+                "preset must be 'spinning-up' or 'default', got 'paper': --operators with -paper have its targets."
             )
         start = TD3Config.preset(self.preset)
         if self.agent is type(self).agent:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from marginax.simulators.protocol import optional_import
+from marginax.simulators.protocol import action_index, optional_import
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,8 @@ class AcceleratedSimulator:
 
 @lru_cache(maxsize=64)
 def make_accelerated(name: str) -> AcceleratedSimulator:
-    """The simulator `gymnax/NAME` (classic control, MinAtar, bsuite, small games), `grid/catch` or `grid/four-rooms`.
+    """The simulator `gymnax/NAME` (classic control, MinAtar, bsuite, small games), or `grid/catch`, `grid/noisy-catch` or
+    `grid/four-rooms`.
 
     Raises:
         ValueError: If the name is unknown.
@@ -123,7 +124,7 @@ def make_accelerated(name: str) -> AcceleratedSimulator:
 
 
 class HostSimulator:
-    """`gymnax/NAME` step by step, as any other [`Simulator`][marginax.simulators.Simulator]."""
+    """`gymnax/NAME` or `grid/NAME` step by step, as any other [`Simulator`][marginax.simulators.Simulator]."""
 
     def __init__(self, name: str, seed: int) -> None:
         self._functions = functions = make_accelerated(name)
@@ -152,10 +153,12 @@ class HostSimulator:
 
     def step(self, action: np.ndarray | np.integer | int) -> tuple[np.ndarray, float, bool, bool]:
         """One step."""
-        given: Any = np.asarray(action)
-        if not np.isfinite(given).all():
-            raise RuntimeError(f"action must be finite, got {given!r}")
-        given = np.int32(given.reshape(())) if self.num_actions is not None else given.astype(np.float32)
+        if self.num_actions is not None:
+            given: Any = np.int32(action_index(action, self.num_actions))
+        else:
+            given = np.asarray(action, np.float32)
+            if not np.isfinite(given).all():
+                raise RuntimeError(f"action must be finite, got {given!r}")
         self._state, observation, reward, terminated, truncated = self._step(
             *self._next_call(), self._state, given
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from marginax.simulators.protocol import optional_import, prefer_rendering
+from marginax.simulators.protocol import action_index, optional_import, prefer_rendering
 
 _DEFAULT_TIME_LIMIT = 1000
 _NOT_STATE = ("env", "spec", "_cached_spec", "metadata", "observation_space", "action_space")
@@ -134,9 +134,7 @@ class GymnasiumSimulator:
     def step(self, action: np.ndarray | np.integer | int) -> tuple[np.ndarray, float, bool, bool]:
         """One step of the environment, on a copy of the action; a discrete action is its index from 0."""
         if self.num_actions is not None:
-            index = int(np.asarray(action).reshape(()))
-            if not 0 <= index < self.num_actions:
-                raise ValueError(f"action must be an index below {self.num_actions}, got {index}")
+            index = action_index(action, self.num_actions)
             kept: Any = np.array([index])
             given: Any = index + self._first_action
         else:

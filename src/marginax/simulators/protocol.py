@@ -131,6 +131,18 @@ def optional_import(module: str, name: str, *, extra: str = "control") -> Module
         raise checks.missing_package(name, package, extra) from error
 
 
+def action_index(action: Any, num_actions: int) -> int:
+    """The index of a discrete action, from 0.
+
+    >>> action_index(np.array([2]), 3)
+    2
+    """
+    index = int(np.asarray(action).reshape(()))
+    if not 0 <= index < num_actions:
+        raise ValueError(f"action must be an index below {num_actions}, got {index}")
+    return index
+
+
 def prefer_rendering() -> None:
     """Choose off-screen rendering for MuJoCo, unless the user has chosen; call it before MuJoCo is imported."""
     if not os.environ.get("DISPLAY") and os.environ.get("MUJOCO_GL") in (None, "disabled"):

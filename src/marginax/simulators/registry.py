@@ -26,7 +26,7 @@ def make(name: str, seed: int, *, allow_import: bool = False, render: bool = Fal
     | `mujoco/cheetah-run`, `mujoco/walker-run`, … | some of these tasks on MuJoCo alone, equal and faster |
     | `pybullet/HalfCheetah`, `pybullet/Ant`, … | PyBullet's tasks; those that walk on PyBullet alone, equal and faster |
     | `gymnax/CartPole-v1`, `gymnax/Breakout-MinAtar`, … | gymnax, one step at a time; see [`make_accelerated`][marginax.simulators.make_accelerated] |
-    | `grid/catch`, `grid/four-rooms` | small games of our own, likewise |
+    | `grid/catch`, `grid/noisy-catch`, `grid/four-rooms` | small games of our own, likewise |
     | `module:Id` | an environment of your own: `module` is imported, and registers `Id` with Gymnasium |
     | any other name | a Gymnasium id with one-dimensional box observations, and box or discrete actions |
     | any of these with `+time` at its end | the same, and the share of the episode's time that is left in the observation |

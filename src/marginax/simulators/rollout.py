@@ -208,6 +208,15 @@ def _lead(i: int) -> str:
     return f"{i}@" if i else ""
 
 
+def evaluation_seeds(seed: int, index: int, episodes: int) -> np.ndarray:
+    """Seeds of the simulators of evaluation number `index`, the same first ones however many there are.
+
+    >>> bool(evaluation_seeds(0, 7, 3)[0] == evaluation_seeds(0, 7, 1)[0])
+    True
+    """
+    return np.random.SeedSequence((seed, _EVALUATION, index)).generate_state(episodes)
+
+
 def evaluate(
     spec: AgentSpec, layers: Layers, index: int, episodes: int, slice_steps: int = 10
 ) -> Iterator[np.ndarray | None]:
@@ -222,9 +231,8 @@ def evaluate(
     >>> len(outcomes), outcomes[-1].shape
     (22, (2,))
     """
-    seeds = np.random.SeedSequence((spec.seed, _EVALUATION, index)).generate_state(episodes)
     simulators, starts = [], []
-    for seed in seeds:
+    for seed in evaluation_seeds(spec.seed, index, episodes):
         simulators.append(spec.make(int(seed)))
         starts.append(simulators[-1].reset())
         yield None

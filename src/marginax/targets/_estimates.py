@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 
-from ._recursion import Backend, recursion, shifted, zero_where
+from ._recursion import BACKENDS, Backend, recursion, shifted, zero_where
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,11 +54,16 @@ def random_times(key: Array, steps: int, discount: ArrayLike) -> RandomTimes:
         What the argument `times` of the targets takes. The same times given to two targets make them
         comparable draw by draw.
 
+    Raises:
+        ValueError: if a discount that is a plain number is out of range.
+
     >>> v_next, rewards = jnp.array([2.0, 2.0]), jnp.ones(2)
     >>> times = random_times(jax.random.key(0), steps=2, discount=0.9)
     >>> multi_step(jnp.zeros(2), v_next, rewards, jnp.full(2, 0.9), jnp.ones(2), times=times).shape
     (2,)
     """
+    if isinstance(discount, int | float):
+        checks.discount(discount)
     gamma = jnp.asarray(discount, jnp.result_type(float))
     return RandomTimes(jax.random.uniform(key, (steps,), gamma.dtype) >= gamma, gamma)
 
@@ -306,6 +311,7 @@ def _marginalized(
     In the second case `y[t, s]` is the discounted error of step `s` as seen from step `t`.
     """
     w, shape = jnp.asarray(weights), steps.values.shape
+    checks.choice("backend", backend, BACKENDS)
     if w.ndim < 2:
         w = _floats("weights", w, steps.values)
         return steps.target(steps.kept(w) * errors, steps.carry, stop_gradient, backend)

@@ -26,7 +26,7 @@ def select_actions(table: ArrayLike, actions: ArrayLike) -> Float[Array, "..."]:
         actions: whole numbers in `[0, A)`, `[...]`.
 
     Returns:
-        `[...]`.
+        `[...]`; NaN where an action is out of range.
 
     Raises:
         ValueError: if the shapes do not agree.
@@ -39,12 +39,11 @@ def select_actions(table: ArrayLike, actions: ArrayLike) -> Float[Array, "..."]:
         raise ValueError(
             f"actions must have shape {table.shape[:-1]}, that of table's steps, got {actions.shape}"
         )
-    count = table.shape[-1]
+    count, nowhere = table.shape[-1], (actions * 0).astype(jnp.result_type(table, float)) + jnp.nan
     if count > FEW:
-        return jnp.take_along_axis(table, actions[..., None], axis=-1)[..., 0]
-    return reduce(
-        lambda found, a: jnp.where(actions == a, _column(table, a), found), range(1, count), _column(table, 0)
-    )
+        found = jnp.take_along_axis(table, actions[..., None], axis=-1)[..., 0]
+        return jnp.where((actions >= 0) & (actions < count), found, nowhere)
+    return reduce(lambda found, a: jnp.where(actions == a, _column(table, a), found), range(count), nowhere)
 
 
 def expectation(table: ArrayLike, policy: ArrayLike) -> Float[Array, "..."]:

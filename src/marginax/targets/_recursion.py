@@ -1,7 +1,7 @@
 """The recursion that every target is made of, `y[t] = b[t] + a[t] y[t+1]`."""
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jaxtyping import Array, Bool, Float
 
+from marginax import _checks as checks
+
 Backend = Literal["auto", "scan", "associative"]
+BACKENDS: tuple[str, ...] = get_args(Backend)
 
 
 def zero_where(mask: Array, array: Array) -> Array:
@@ -129,5 +132,6 @@ def recursion(
     >>> recursion(jnp.array([1.0, 2.0, 4.0]), jnp.array([0.5, 0.0, 9.0]))
     Array([2., 2., 4.], dtype=float32)
     """
+    checks.choice("backend", backend, BACKENDS)
     dtype = jnp.result_type(b, a)
     return _sums(b.astype(dtype), a.astype(dtype), jnp.zeros_like(a, bool) if cut is None else cut, backend)

@@ -68,6 +68,7 @@ def random_times(
     >>> multi_step(torch.zeros(2), torch.ones(2), torch.ones(2), 0.9, 1.0, times=times).shape
     torch.Size([2])
     """
+    checks.discount(discount)
     device = None if generator is None else generator.device
     shape = (shape,) if isinstance(shape, int) else shape
     return RandomTimes(torch.rand(shape, generator=generator, device=device) >= discount, discount)
