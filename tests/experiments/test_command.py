@@ -171,6 +171,31 @@ def test_the_chain_has_the_panels_of_table_1():
     assert METHODS[:3] == ("one-step", "retrace", "marginalized-monte-carlo")
 
 
+def test_the_chain_compares_no_value_with_itself_and_the_larger_with_the_smaller():
+    def claims(chain):
+        """Of errors that are as large as the product of what was set."""
+        errors = {
+            curve: np.full((len(METHODS), 3, 5), float(np.prod([*setting.values()])), np.float32)
+            for curve, setting in chain.curves().items()
+        }
+        return {report.plain(claim.text): claim for claim in chain._claims(errors)}
+
+    ones = {"actions": (5,), "horizon": (10,), "off_policy": (0.1,), "noise": (1.0,), "clip": (2.0,)}
+    assert not any(
+        "against" in claim.measure and "default" not in claim.measure
+        for claim in claims(Chain(**ones)).values()
+    )
+    assert len(claims(Chain().quick())) == len(claims(Chain())) - 6
+    found = claims(Chain(**{**ones, "actions": (20, 5), "horizon": (30, 10)}))
+    fewer, shorter = (
+        found[f"{text} make evaluation harder (Retrace)"] for text in ("more actions", "longer horizons")
+    )
+    assert fewer.measure == "log10 ratio of mean error per action over all iterations, 20 against 5"
+    assert fewer.effect == pytest.approx(0, abs=1e-6)
+    assert shorter.measure == "log10 ratio of mean error over all iterations, 30 against 10"
+    assert shorter.effect == pytest.approx(np.log10(3))
+
+
 @pytest.mark.slow
 def test_verdicts_of_the_chain_follow_from_its_curves(tmp_path):
     """Made-up curves: one-step is slow, certainty equivalence faster at a larger clip, all else alike."""
