@@ -233,7 +233,7 @@ class Explorer:
         for name, source in self._now.items():
             colour = operator_style(_STYLES[name]).colour
             plot.scatter("x", "y", source=source, size=14, fill_alpha=0, line_color=colour, line_width=3)
-        plot.legend.location, plot.legend.label_text_font_size = "bottom_left", "11px"
+        plot.legend.location, plot.legend.label_text_font_size = "top_right", "11px"
         return plot
 
     def _draw_curves(self) -> Any:
