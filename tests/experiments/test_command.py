@@ -251,17 +251,29 @@ def test_the_claims_end_the_run_in_a_few_lines(capsys):
     ("words", "message"),
     [
         ("reproduce nothing", "nothing"),
-        ("reproduce chain --iterations 0", "iterations must be at least 10"),
-        ("reproduce chain --clip 1 2 3 4", "clip must have one to three values"),
-        ("reproduce chain --off-policy 2", "beta"),
-        ("reproduce open-world --clip 2 1", "clip must be two increasing"),
-        ("reproduce weights --size 1", "size of at least 3"),
-        ("reproduce policy-iteration --iterations 1", "at least 10 iterations"),
-        ("reproduce variance --trajectories 1", "trajectories must be at least 10"),
-        ("reproduce theory --trajectories 1", "trajectories must be at least 10"),
+        ("reproduce chain --iterations 0", "--iterations must be at least 10, got 0"),
+        ("reproduce chain --step-size 0", "--step-size must lie in (0, 1], got 0.0"),
+        ("reproduce chain --actions 5 0", "--actions must be at least 1, got 0"),
+        ("reproduce chain --horizon 1", "--horizon must be at least 2, got 1"),
+        ("reproduce chain --off-policy 2", "--off-policy must lie in [0, 1], got 2.0"),
+        ("reproduce chain --noise -1", "--noise must be at least 0, got -1.0"),
+        ("reproduce chain --clip 1 2 3 4", "--clip must have one to three values"),
+        ("reproduce chain --clip -1", "--clip must be at least 0, got -1.0"),
+        ("reproduce open-world --clip 2 1", "--clip must be two increasing"),
+        ("reproduce open-world --step-size 3", "--step-size must lie in (0, 1], got 3.0"),
+        ("reproduce open-world --horizon 0", "--horizon must be at least 1, got 0"),
+        ("reproduce weights --size 1", "--size must be at least 3, got 1"),
+        ("reproduce weights --clip nan", "--clip must be at least 0, got nan"),
+        ("reproduce policy-iteration --iterations 1", "--iterations must be at least 10, got 1"),
+        ("reproduce policy-iteration --refresh-every 0", "--refresh-every must be at least 1, got 0"),
+        ("reproduce policy-iteration --soft 0", "--soft must lie in (0, 1], got 0.0"),
+        ("reproduce policy-iteration --clip -1", "--clip must be at least 0, got -1.0"),
+        ("reproduce variance --trajectories 1", "--trajectories must be at least 10, got 1"),
+        ("reproduce theory --trajectories 1", "--trajectories must be at least 10, got 1"),
         ("reproduce --seeds 1", "--seeds must be at least 2"),
+        ("reproduce --seed -1", "--seed must be at least 0, got -1"),
         ("reproduce --discount 1.5", "--discount must lie"),
-        ("reproduce --workers 0", "--workers must be at least 1"),
+        ("reproduce --workers 0", "--workers must be at least 1, got 0"),
         ("show chain --n 0", "n must be"),
         ("show nothing", "nothing"),
     ],
@@ -270,6 +282,7 @@ def test_bad_input_is_one_clear_line(words, message, tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     assert cli.main(words.split()) != 0
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not list(tmp_path.iterdir())  # nothing was begun
 
 
 def test_an_unwritable_folder_is_one_clear_line(tmp_path, capsys):

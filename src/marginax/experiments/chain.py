@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import marginax as mx
+from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
 from marginax.experiments import measures
@@ -61,9 +62,20 @@ class Chain(Experiment):
     def __post_init__(self) -> None:
         for name in PANELS:
             if not 1 <= len(getattr(self, name)) <= len(DASHES):
-                raise ValueError(f"{name} must have one to three values, got {getattr(self, name)}")
-        if self.iterations < 10:
-            raise ValueError(f"iterations must be at least 10, got {self.iterations}")
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} must have one to three values, got {getattr(self, name)}")
+        checks.count("--iterations", self.iterations, least=10)
+        measures.check_step("--step-size", self.step_size)
+        for actions in self.actions:
+            checks.count("--actions", actions)
+        for horizon in self.horizon:
+            checks.count("--horizon", horizon, least=2)
+        for beta in self.off_policy:
+            checks.fraction("--off-policy", beta)
+        for noise in self.noise:
+            checks.at_least("--noise", noise, 0.0)
+        for clip in self.clip:
+            measures.check_clip("--clip", clip)
 
     def quick(self) -> "Chain":
         """The same experiment at a size for a first look."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 import marginax as mx
+from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
 from marginax.experiments import measures
@@ -54,13 +55,12 @@ class OpenWorld(Experiment):
     """Whether to look for the fastest member of the whole family, too."""
 
     def __post_init__(self) -> None:
-        if self.iterations < 10 or self.horizon < 1 or self.size < 2:
-            raise ValueError(
-                "open-world needs at least 10 iterations, a horizon of 1 and a size of 2, got "
-                f"{self.iterations}, {self.horizon} and {self.size}"
-            )
+        checks.count("--iterations", self.iterations, least=10)
+        checks.count("--size", self.size, least=2)
+        checks.count("--horizon", self.horizon)
+        measures.check_step("--step-size", self.step_size)
         if len(self.clip) != 2 or not 0 < self.clip[0] < self.clip[1]:
-            raise ValueError(f"clip must be two increasing positive numbers, got {self.clip}")
+            raise ValueError(f"--clip must be two increasing positive numbers, got {self.clip}")
 
     def quick(self) -> "OpenWorld":
         """The same experiment at a size for a first look."""

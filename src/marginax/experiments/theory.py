@@ -9,6 +9,7 @@ import numpy as np
 import tyro
 
 import marginax as mx
+from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
 from marginax.experiments import measures
@@ -47,8 +48,7 @@ class Theory(Experiment):
     """The most trajectories that the rates of estimated operators are shown for."""
 
     def __post_init__(self) -> None:
-        if self.trajectories < 10:
-            raise ValueError(f"trajectories must be at least 10, got {self.trajectories}")
+        checks.count("--trajectories", self.trajectories, least=10)
 
     def quick(self) -> "Theory":
         """The same experiment at a size for a first look."""
