@@ -171,6 +171,31 @@ def test_the_chain_has_the_panels_of_table_1():
     assert METHODS[:3] == ("one-step", "retrace", "marginalized-monte-carlo")
 
 
+def test_the_chain_compares_no_value_with_itself_and_the_larger_with_the_smaller():
+    def claims(chain):
+        """Of errors that are as large as the product of what was set."""
+        errors = {
+            curve: np.full((len(METHODS), 3, 5), float(np.prod([*setting.values()])), np.float32)
+            for curve, setting in chain.curves().items()
+        }
+        return {report.plain(claim.text): claim for claim in chain._claims(errors)}
+
+    ones = {"actions": (5,), "horizon": (10,), "off_policy": (0.1,), "noise": (1.0,), "clip": (2.0,)}
+    assert not any(
+        "against" in claim.measure and "default" not in claim.measure
+        for claim in claims(Chain(**ones)).values()
+    )
+    assert len(claims(Chain().quick())) == len(claims(Chain())) - 6
+    found = claims(Chain(**{**ones, "actions": (20, 5), "horizon": (30, 10)}))
+    fewer, shorter = (
+        found[f"{text} make evaluation harder (Retrace)"] for text in ("more actions", "longer horizons")
+    )
+    assert fewer.measure == "log10 ratio of mean error per action over all iterations, 20 against 5"
+    assert fewer.effect == pytest.approx(0, abs=1e-6)
+    assert shorter.measure == "log10 ratio of mean error over all iterations, 30 against 10"
+    assert shorter.effect == pytest.approx(np.log10(3))
+
+
 @pytest.mark.slow
 def test_verdicts_of_the_chain_follow_from_its_curves(tmp_path):
     """Made-up curves: one-step is slow, certainty equivalence faster at a larger clip, all else alike."""
@@ -226,17 +251,29 @@ def test_the_claims_end_the_run_in_a_few_lines(capsys):
     ("words", "message"),
     [
         ("reproduce nothing", "nothing"),
-        ("reproduce chain --iterations 0", "iterations must be at least 10"),
-        ("reproduce chain --clip 1 2 3 4", "clip must have one to three values"),
-        ("reproduce chain --off-policy 2", "beta"),
-        ("reproduce open-world --clip 2 1", "clip must be two increasing"),
-        ("reproduce weights --size 1", "size of at least 3"),
-        ("reproduce policy-iteration --iterations 1", "at least 10 iterations"),
-        ("reproduce variance --trajectories 1", "trajectories must be at least 10"),
-        ("reproduce theory --trajectories 1", "trajectories must be at least 10"),
+        ("reproduce chain --iterations 0", "--iterations must be at least 10, got 0"),
+        ("reproduce chain --step-size 0", "--step-size must lie in (0, 1], got 0.0"),
+        ("reproduce chain --actions 5 0", "--actions must be at least 1, got 0"),
+        ("reproduce chain --horizon 1", "--horizon must be at least 2, got 1"),
+        ("reproduce chain --off-policy 2", "--off-policy must lie in [0, 1], got 2.0"),
+        ("reproduce chain --noise -1", "--noise must be at least 0, got -1.0"),
+        ("reproduce chain --clip 1 2 3 4", "--clip must have one to three values"),
+        ("reproduce chain --clip -1", "--clip must be at least 0, got -1.0"),
+        ("reproduce open-world --clip 2 1", "--clip must be two increasing"),
+        ("reproduce open-world --step-size 3", "--step-size must lie in (0, 1], got 3.0"),
+        ("reproduce open-world --horizon 0", "--horizon must be at least 1, got 0"),
+        ("reproduce weights --size 1", "--size must be at least 3, got 1"),
+        ("reproduce weights --clip nan", "--clip must be at least 0, got nan"),
+        ("reproduce policy-iteration --iterations 1", "--iterations must be at least 10, got 1"),
+        ("reproduce policy-iteration --refresh-every 0", "--refresh-every must be at least 1, got 0"),
+        ("reproduce policy-iteration --soft 0", "--soft must lie in (0, 1], got 0.0"),
+        ("reproduce policy-iteration --clip -1", "--clip must be at least 0, got -1.0"),
+        ("reproduce variance --trajectories 1", "--trajectories must be at least 10, got 1"),
+        ("reproduce theory --trajectories 1", "--trajectories must be at least 10, got 1"),
         ("reproduce --seeds 1", "--seeds must be at least 2"),
+        ("reproduce --seed -1", "--seed must be at least 0, got -1"),
         ("reproduce --discount 1.5", "--discount must lie"),
-        ("reproduce --workers 0", "--workers must be at least 1"),
+        ("reproduce --workers 0", "--workers must be at least 1, got 0"),
         ("show chain --n 0", "n must be"),
         ("show nothing", "nothing"),
     ],
@@ -245,6 +282,7 @@ def test_bad_input_is_one_clear_line(words, message, tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     assert cli.main(words.split()) != 0
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not list(tmp_path.iterdir())  # nothing was begun
 
 
 def test_an_unwritable_folder_is_one_clear_line(tmp_path, capsys):

@@ -30,6 +30,8 @@ def test_verdicts_follow_the_errors(tmp_path):
     better = section(tmp_path, [0.5] * 6)
     assert {claim.verdict for claim in better.claims} == {"reproduced"}
     assert (tmp_path / "errors.png").is_file() and (tmp_path / "settings.csv").is_file()
+    enough = section(tmp_path, [0.5] * 5 + [2.0])
+    assert enough.claims[0].effect == 5 and enough.claims[0].verdict == "reproduced"  # at least 5 of 6
     mixed = section(tmp_path, [0.5] * 4 + [2.0] * 2)
     assert mixed.claims[0].effect == 4 and mixed.claims[0].verdict == "not reproduced"
 

@@ -41,7 +41,7 @@ def test_page_answers_a_click_without_a_network(address):
         page = browser.new_page(viewport={"width": 1400, "height": 850})
         page.on("request", lambda request: requests.append(request.url))
         page.goto(address)
-        page.get_by_text("the fixed point there is").wait_for(timeout=60_000)
+        page.get_by_text("the fixed point of every operator").wait_for(timeout=60_000)
         before = page.get_by_role("table").inner_text()
         page.mouse.click(600, 300)  # a state in the middle of the map
         page.wait_for_timeout(2000)

@@ -69,7 +69,15 @@ def test_own_problem_and_its_mistakes(tmp_path):
     mdp, pi, mu = mx.problems.garnet(4, 2, 2, seed=0)
     np.savez(tmp_path / "own.npz", p=mdp.dense_p(), r=mdp.r, pi=pi, mu=mu, discount=0.9, columns=2)
     here = world(str(tmp_path / "own.npz"))
-    assert (here.columns, here.mdp.discount) == (2, 0.9)
+    assert (here.columns, here.mdp.discount, here.own_discount) == (2, 0.9, True)
+    for wrong, message in (
+        ({"discount": [0.9, 0.8]}, "discount must be a number"),
+        ({"columns": [1, 2]}, "columns must be a number"),
+        ({"columns": 1.5}, "columns must be a whole number"),
+    ):
+        np.savez(tmp_path / "wrong.npz", p=mdp.dense_p(), r=mdp.r, pi=pi, mu=mu, **wrong)
+        with pytest.raises(ValueError, match=message):
+            world(str(tmp_path / "wrong.npz"))
     np.savez(tmp_path / "half.npz", p=mdp.dense_p())
     with pytest.raises(ValueError, match=r"half.npz' has no array 'r'"):
         world(str(tmp_path / "half.npz"))

@@ -96,6 +96,14 @@ def test_verdicts_follow_from_the_interval():
     assert report.verdict(Interval(np.nan, np.nan), low=0) == "cannot be decided"
 
 
+def test_an_interval_that_only_touches_a_bound_does_not_support_the_claim():
+    for bounds in ({"low": 0.0}, {"high": 0.0}, {"low": 0.0, "high": 1.0}):
+        assert report.verdict(Interval(0.0, 0.0), **bounds) == "not reproduced"
+    assert report.verdict(Interval(0.0, 0.5), low=0.0) == "cannot be decided"
+    assert report.verdict(Interval(-0.5, 0.0), low=0.0) == "not reproduced"
+    assert report.verdict(Interval(0.0, 0.0), high=1e-9) == "reproduced"  # an identity, up to rounding
+
+
 def test_every_operator_has_a_colour_and_a_marker_of_its_own():
     for kind in ("label", "colour", "marker"):
         assert len({getattr(style, kind) for style in report.OPERATORS.values()}) == len(report.OPERATORS)

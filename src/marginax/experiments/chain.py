@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import marginax as mx
+from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
 from marginax.experiments import measures
@@ -48,7 +49,7 @@ class Chain(Experiment):
     step_size: float = 0.1
     """α of the update of Q."""
     actions: tuple[int, ...] = (5, 10, 20)
-    """Numbers of actions; the first of each tuple is the default of the other panels."""
+    """Numbers of actions; the other panels use the first value (so for every list below)."""
     horizon: tuple[int, ...] = (10, 20, 30)
     """Lengths of the chain."""
     off_policy: tuple[float, ...] = (0.0, 0.3, 0.7)
@@ -61,9 +62,20 @@ class Chain(Experiment):
     def __post_init__(self) -> None:
         for name in PANELS:
             if not 1 <= len(getattr(self, name)) <= len(DASHES):
-                raise ValueError(f"{name} must have one to three values, got {getattr(self, name)}")
-        if self.iterations < 10:
-            raise ValueError(f"iterations must be at least 10, got {self.iterations}")
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} must have one to three values, got {getattr(self, name)}")
+        checks.count("--iterations", self.iterations, least=10)
+        measures.check_step("--step-size", self.step_size)
+        for actions in self.actions:
+            checks.count("--actions", actions)
+        for horizon in self.horizon:
+            checks.count("--horizon", horizon, least=2)
+        for beta in self.off_policy:
+            checks.fraction("--off-policy", beta)
+        for noise in self.noise:
+            checks.at_least("--noise", noise, 0.0)
+        for clip in self.clip:
+            measures.check_clip("--clip", clip)
 
     def quick(self) -> "Chain":
         """The same experiment at a size for a first look."""
@@ -250,23 +262,28 @@ class Chain(Experiment):
         )
 
     def _claims(self, errors: Mapping[tuple[str, Any], np.ndarray]) -> list[report.Claim]:
-        def of(name: str, place: int, method: str) -> np.ndarray:
-            return errors[name, getattr(self, name)[place]][METHODS.index(method)]
+        """The claims that the values of the panels allow: one value is compared with nothing."""
 
-        first = float(of("actions", 0, ONE)[:, 0].mean())
+        def of(name: str, value: Any, method: str) -> np.ndarray:
+            return errors[name, value][METHODS.index(method)]
+
+        default = {method: of("actions", self.actions[0], method) for method in METHODS}
+        first = float(default[ONE][:, 0].mean())
 
         def slower(x: np.ndarray, *others: np.ndarray) -> float:
             """log2 of the ratio of the times to a tenth of the first error, to the fastest of the others."""
             return float(np.log2(self._time(x, first) / min(self._time(y, first) for y in others)))
 
         def final_ratio(x: np.ndarray, y: np.ndarray) -> float:
-            return float(np.log10(measures.final(x) / measures.final(y)))
+            return float(np.log10(measures.final(x)) - np.log10(measures.final(y)))
 
         error, speed = (
             "log10 ratio of mean error over all iterations",
             "log2 ratio of iterations to a tenth of the first error",
         )
-        low, high = self.clip[0], self.clip[-1]
+        ends = {name: (min(getattr(self, name)), max(getattr(self, name))) for name in PANELS}
+        varied = {name for name, (low, high) in ends.items() if low < high}
+        low, high = ends["clip"]
         clips = rf"$\bar c$ = {high:g} against {low:g}"
         labels = {method: report.operator_style(method).label for method in METHODS}
         # fmt: off
@@ -275,54 +292,59 @@ class Chain(Experiment):
             ("actions", "more actions make evaluation harder", "Figure 1(a)"),
             ("horizon", "longer horizons make evaluation harder", "Figure 1(b)"),
         ):
-            values = getattr(self, name)
-            scale = values if name == "actions" else (1, 1)  # errors add up over actions: compare averages
+            few, many = ends[name]
+            summed = name == "actions"  # errors are sums over actions: compare averages
+            measure = error.replace("error", "error per action") if summed else error
             claims += [
-                (f"{text} ({labels[method]})", where, f"{error}, {values[-1]} against {values[0]}", log_ratio,
-                 [of(name, -1, method) / scale[-1], of(name, 0, method) / scale[0]], {"low": 0.0})
-                for method in PAPER
+                (f"{text} ({labels[method]})", where, f"{measure}, {many} against {few}", log_ratio,
+                 [of(name, value, method) / (value if summed else 1) for value in (many, few)], {"low": 0.0})
+                for method in PAPER if name in varied
             ]
         claims += [
             ("the marginalized operator converges faster than Retrace (Monte Carlo or certainty-equivalent weights)",
              "Figure 1(a), (b)", f"{speed}, default setting: Retrace against the faster of the two", slower,
-             [of("actions", 0, method) for method in (RETRACE, MONTE_CARLO, CERTAINTY)], {"low": 0.05, "main": True}),
+             [default[method] for method in (RETRACE, MONTE_CARLO, CERTAINTY)], {"low": 0.05, "main": True}),
             ("Retrace outperforms the one-step operator",
              "Figure 1(a), (b)", f"{speed}, default setting: one-step against Retrace", slower,
-             [of("actions", 0, ONE), of("actions", 0, RETRACE)], {"low": 0.05}),
+             [default[ONE], default[RETRACE]], {"low": 0.05}),
         ]
+        off, on = ends["off_policy"]
         claims += [
             (f"nearer to on-policy all operators do better ({labels[method]})", "Figure 1(c)",
-             rf"{error}, $\beta$ = {self.off_policy[0]:g} against {self.off_policy[-1]:g}", log_ratio,
-             [of("off_policy", 0, method), of("off_policy", -1, method)], {"low": 0.0})
-            for method in PAPER
+             rf"{error}, $\beta$ = {off:g} against {on:g}", log_ratio,
+             [of("off_policy", off, method), of("off_policy", on, method)], {"low": 0.0})
+            for method in PAPER if "off_policy" in varied
         ]
+        noise = ends["noise"][1]
         claims += [
             (f"with a noisy reward, a higher final error than one-step ({labels[method]})", "Figure 1(a) to (d)",
-             rf"log10 ratio of final errors to one-step's, $\sigma$ = {self.noise[-1]:g}; final errors are proportional "
+             rf"log10 ratio of final errors to one-step's, $\sigma$ = {noise:g}; final errors are proportional "
              "to the noise, so the ratio is the same at every level", final_ratio,
-             [of("noise", -1, method), of("noise", -1, ONE)], {"low": 0.0})
-            for method in (RETRACE, MONTE_CARLO)
+             [of("noise", noise, method), of("noise", noise, ONE)], {"low": 0.0})
+            for method in (RETRACE, MONTE_CARLO) if noise > 0
         ]
-        claims.append(
-            (r"Retrace is unstable when $\bar c$ is large", "Figure 1(e)", f"{error}, {clips}", log_ratio,
-             [of("clip", -1, RETRACE), of("clip", 0, RETRACE)], {"low": 0.0}))
+        if "clip" in varied:
+            claims.append(
+                (r"Retrace is unstable when $\bar c$ is large", "Figure 1(e)", f"{error}, {clips}", log_ratio,
+                 [of("clip", high, RETRACE), of("clip", low, RETRACE)], {"low": 0.0}))
         claims += [
             (text, "Figure 1(e)", rf"{error} to Retrace's, $\bar c$ = {high:g}", log_ratio,
-             [of("clip", -1, method), of("clip", -1, RETRACE)], {"high": 0.0})
+             [of("clip", high, method), of("clip", high, RETRACE)], {"high": 0.0})
             for method, text in (
                 (MONTE_CARLO, "the marginalized operator converges more stably than Retrace"),
-                (CERTAINTY, "beyond the paper: so it does with certainty equivalence"),
+                (CERTAINTY, "beyond the paper: the marginalized operator with certainty equivalence converges more stably than Retrace"),
             )
         ]
-        if len(self.clip) > 1:
-            claims.append(
-                (rf"beyond the paper: certainty equivalence at $\bar c$ = {self.clip[1]:g} converges faster than Retrace "
+        if "clip" in varied:
+            larger = sorted(set(self.clip))[1]
+            claims += [
+                (rf"beyond the paper: certainty equivalence at $\bar c$ = {larger:g} converges faster than Retrace "
                  f"at {low:g}", "Figure 1(e)", f"{speed}, Retrace against marginalized", slower,
-                 [of("clip", 0, RETRACE), of("clip", 1, CERTAINTY)], {"low": 0.05}))
-        claims.append(
-            (r"the marginalized operator's final error still increases with $\bar c$", "Figure 1(e)",
-             f"log10 ratio of final errors, {clips}", final_ratio,
-             [of("clip", -1, MONTE_CARLO), of("clip", 0, MONTE_CARLO)], {"low": 0.0}))
+                 [of("clip", low, RETRACE), of("clip", larger, CERTAINTY)], {"low": 0.05}),
+                (r"the marginalized operator's final error still increases with $\bar c$", "Figure 1(e)",
+                 f"log10 ratio of final errors, {clips}", final_ratio,
+                 [of("clip", high, MONTE_CARLO), of("clip", low, MONTE_CARLO)], {"low": 0.0}),
+            ]
         # fmt: on
         return [
             report.claim(text, where, measure, statistic, *samples, **bounds)

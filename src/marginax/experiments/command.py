@@ -10,8 +10,8 @@ import rich.console
 import tyro
 
 import marginax as mx
+from marginax import _checks as checks
 from marginax import report
-from marginax._checks import choice
 from marginax._files import write_csv
 from marginax._folders import opened
 from marginax.engine import Engine, make
@@ -60,10 +60,12 @@ class Options:
     """Accelerators for each part on a Ray cluster; fractions share one."""
 
     def __post_init__(self) -> None:
+        if self.seed is not None:
+            checks.count("--seed", self.seed, least=0)
         if self.seeds is not None and self.seeds < 2:
             raise ValueError(f"--seeds must be at least 2 for intervals over seeds, got {self.seeds}")
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"--workers must be at least 1, got {self.workers}")
+        if self.workers is not None:
+            checks.count("--workers", self.workers)
         if self.discount is not None and not 0 < self.discount < 1:
             raise ValueError(f"--discount must lie between 0 and 1, got {self.discount}")
 
@@ -87,7 +89,7 @@ def reproduce(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
     )
     if place is not None and place > 0 and words[place - 1] == "--out":
         place = None
-    name = "all" if place is None else choice("EXPERIMENT", words[place], ["all", *EXPERIMENTS])
+    name = "all" if place is None else checks.choice("EXPERIMENT", words[place], ["all", *EXPERIMENTS])
     rest = [word for i, word in enumerate(words) if i != place]
     if name == "all":
         return "marginax reproduce [EXPERIMENT]", _reproduce_all, rest

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 import marginax as mx
+from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
 from marginax.experiments import measures
@@ -54,13 +55,12 @@ class OpenWorld(Experiment):
     """Whether to look for the fastest member of the whole family, too."""
 
     def __post_init__(self) -> None:
-        if self.iterations < 10 or self.horizon < 1 or self.size < 2:
-            raise ValueError(
-                "open-world needs at least 10 iterations, a horizon of 1 and a size of 2, got "
-                f"{self.iterations}, {self.horizon} and {self.size}"
-            )
+        checks.count("--iterations", self.iterations, least=10)
+        checks.count("--size", self.size, least=2)
+        checks.count("--horizon", self.horizon)
+        measures.check_step("--step-size", self.step_size)
         if len(self.clip) != 2 or not 0 < self.clip[0] < self.clip[1]:
-            raise ValueError(f"clip must be two increasing positive numbers, got {self.clip}")
+            raise ValueError(f"--clip must be two increasing positive numbers, got {self.clip}")
 
     def quick(self) -> "OpenWorld":
         """The same experiment at a size for a first look."""
@@ -319,14 +319,14 @@ class OpenWorld(Experiment):
             (rf"at $\bar c$ = {high:g} the marginalized operator is much more stable (Monte Carlo)",
              f"{error} to Retrace's", log_ratio,
              [of(MONTE_CARLO, high), of(RETRACE, high)], {"high": 0.0, "main": True}),
-            ("beyond the paper: so it is with certainty equivalence",
+            (rf"beyond the paper: at $\bar c$ = {high:g} the marginalized operator is much more stable (certainty equivalence)",
              f"{error} to Retrace's", log_ratio, [of(CERTAINTY, high), of(RETRACE, high)], {"high": 0.0}),
             ("beyond the paper: learning only the path makes Monte Carlo weights better",
              rf"{error}, Monte Carlo of the path against Monte Carlo per pair at $\bar c$ = {high:g}", log_ratio,
              [of(PATHS, high), of(MONTE_CARLO, high)], {"high": 0.0}),
             ("the marginalized operator reduces variance (Monte Carlo)", spread, variance,
              [start(MONTE_CARLO, high), start(RETRACE, high)], {"high": 0.0}),
-            ("beyond the paper: so it does with certainty equivalence", spread, variance,
+            ("beyond the paper: the marginalized operator reduces variance (certainty equivalence)", spread, variance,
              [start(CERTAINTY, high), start(RETRACE, high)], {"high": 0.0}),
             ("beyond the paper: certainty equivalence at the large clip learns faster than Retrace at the small one",
              error, log_ratio, [of(CERTAINTY, high), of(RETRACE, low)], {"high": 0.0, "main": True}),

@@ -9,6 +9,7 @@ import numpy as np
 import tyro
 
 import marginax as mx
+from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
 from marginax.experiments import measures
@@ -46,11 +47,13 @@ class PolicyIteration(Experiment):
     """Whether a pair met k times in a trajectory moves k times, or once towards the mean of its targets."""
 
     def __post_init__(self) -> None:
-        if self.iterations < 10 or self.size < 2 or self.horizon < 1:
-            raise ValueError(
-                "policy-iteration needs at least 10 iterations, a size of 2 and a horizon of 1, got "
-                f"{self.iterations}, {self.size} and {self.horizon}"
-            )
+        checks.count("--iterations", self.iterations, least=10)
+        checks.count("--size", self.size, least=2)
+        checks.count("--horizon", self.horizon)
+        checks.count("--refresh-every", self.refresh_every)
+        for flag, value in (("--step-size", self.step_size), ("--soft", self.soft), ("--hard", self.hard)):
+            measures.check_step(flag, value)
+        measures.check_clip("--clip", self.clip)
 
     def quick(self) -> "PolicyIteration":
         """The same experiment at a size for a first look."""

@@ -399,7 +399,7 @@ class _Results:
         def won(text: str, operators: tuple, measures: tuple, main: bool = False, own: bool = False) -> None:
             lower, interval = self.games_won(operators, measures, own)
             where = "each at its best setting" if own else ours
-            verdict = report.verdict(interval, low=needed)
+            verdict = report.verdict(interval, low=needed - 0.5)  # of whole games
             claims.append(report.Claim(text, where, measure, float(lower), interval, verdict, main))
 
         claims: list[report.Claim] = []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 import marginax as mx
+from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
 from marginax.experiments.runner import Arrays, Experiment, Part
@@ -37,8 +38,7 @@ class Variance(Experiment):
     """Whether to show a chain with noisy rewards, too."""
 
     def __post_init__(self) -> None:
-        if self.trajectories < 10:
-            raise ValueError(f"trajectories must be at least 10, got {self.trajectories}")
+        checks.count("--trajectories", self.trajectories, least=10)
 
     def quick(self) -> "Variance":
         """The same experiment at a size for a first look."""

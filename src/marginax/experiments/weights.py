@@ -9,6 +9,7 @@ import numpy as np
 import tyro
 
 import marginax as mx
+from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
 from marginax.experiments import measures
@@ -46,11 +47,10 @@ class Weights(Experiment):
     """Clip c̄ of the traces."""
 
     def __post_init__(self) -> None:
-        if self.size < 3 or self.trajectories < 1 or self.horizon < 1 or not self.clip > 0:
-            raise ValueError(
-                "weights needs a size of at least 3, at least one trajectory and step, and a positive clip, got "
-                f"{self.size}, {self.trajectories}, {self.horizon} and {self.clip}"
-            )
+        checks.count("--size", self.size, least=3)
+        checks.count("--trajectories", self.trajectories)
+        checks.count("--horizon", self.horizon)
+        measures.check_clip("--clip", self.clip)
 
     def quick(self) -> "Weights":
         """The same experiment at a size for a first look."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,6 +118,8 @@ class Explorer:
 
     def _build(self, *_: Any) -> None:
         self._world = world(self.problem.value, self.size.value, discount=self.discount.value)
+        own = f", {self._world.mdp.discount:g} in the file" if self._world.own_discount else ""
+        self.discount.param.update(name=f"γ, discount{own}", disabled=bool(own), show_value=not own)
         self.state = int(np.argmax(self._world.mdp.initial))
         states = np.arange(self._world.mdp.num_states)
         rows, columns = np.divmod(states, self._world.columns)
@@ -232,7 +233,7 @@ class Explorer:
         for name, source in self._now.items():
             colour = operator_style(_STYLES[name]).colour
             plot.scatter("x", "y", source=source, size=14, fill_alpha=0, line_color=colour, line_width=3)
-        plot.legend.location, plot.legend.label_text_font_size = "bottom_left", "11px"
+        plot.legend.location, plot.legend.label_text_font_size = "top_right", "11px"
         return plot
 
     def _draw_curves(self) -> Any:
@@ -258,23 +259,26 @@ def _summary(picture: Any) -> str:
         f"| {name} | {rate:.3f} | {local:.3f} | {deviation:.3g} |"
         for name, (rate, local, deviation) in picture.operators.items()
     )
-    fixed = (
-        "the operator does not contract"
-        if np.isnan(picture.error)
-        else f"the fixed point there is {picture.fixed_point:.4f}, the policy's Q (largest difference {picture.error:.0e})"
-    )
-    return f"| | rate | local rate | deviation |\n|---|---|---|---|\n{rows}\n\nStart pair: {fixed}."
+    value = f"Q of the policy at the start pair, the fixed point of every operator: {picture.value:.4f}."
+    return f"| | rate | local rate | deviation |\n|---|---|---|---|\n{rows}\n\n{value}"
 
 
 def serve(problem: str, port: int, show: bool) -> None:
-    """Serves the page on this machine until interrupted."""
-    if problem not in PROBLEMS:
-        world(str(Path(problem)))  # a mistake in the file is said here, not in the browser
-    pn.serve(
-        lambda: Explorer(problem).page(),
-        port=port,
-        address="127.0.0.1",
-        show=show,
-        title="marginax explorer",
-        websocket_origin=[f"127.0.0.1:{port}", f"localhost:{port}"],
-    )
+    """Serves the page on this machine until interrupted, and says where once the port is taken."""
+    Explorer(problem)  # a mistake in the file is said here, not in the browser
+    try:
+        server = pn.serve(
+            lambda: Explorer(problem).page(),
+            port=port,
+            address="127.0.0.1",
+            show=show,
+            start=False,
+            verbose=False,
+            title="marginax explorer",
+            websocket_origin=[f"127.0.0.1:{port}", f"localhost:{port}"],
+        )
+    except OSError as error:
+        raise OSError(f"the explorer cannot use port {port} (--port chooses another): {error}") from None
+    print(f"the explorer is at http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
+    server.start()
+    server.io_loop.start()

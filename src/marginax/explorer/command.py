@@ -10,11 +10,13 @@ def explore(problem: str = "open-world", /, *, port: int = 5006, browser: bool =
 
     Args:
         problem: chain, open-world, frozen-lake, garnet, or the path of an .npz file with p, r, pi and mu.
-        port: of the page on this machine.
+        port: port on this machine at which the page is served.
         browser: whether to open it in the browser.
     """
     from marginax.explorer.numbers import PROBLEMS
 
+    if not 1 <= port <= 65535:
+        raise ValueError(f"--port must lie between 1 and 65535, got {port}")
     try:
         from marginax.explorer import app
     except ImportError as error:
@@ -22,5 +24,4 @@ def explore(problem: str = "open-world", /, *, port: int = 5006, browser: bool =
         raise checks.missing_package("the explorer", missing, "explorer") from None
     if not problem.endswith(".npz"):
         checks.choice("PROBLEM", problem, (*PROBLEMS, "the path of an .npz file"))
-    print(f"the explorer is at http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
     app.serve(problem, port, browser)

@@ -12,6 +12,7 @@ import numpy as np
 from marginax import _checks as checks
 from marginax import operators, problems, traces, weights
 from marginax._checks import FloatArray
+from marginax._solve import Resolvent
 from marginax.mdp import TabularMDP
 
 PROBLEMS = ("chain", "open-world", "frozen-lake", "garnet")
@@ -31,6 +32,7 @@ class World:
         mu: behaviour policy `[S, A]`.
         columns: states in one row of the map.
         actions: a name for each action.
+        own_discount: whether γ comes with the problem, from its file.
     """
 
     title: str
@@ -39,6 +41,7 @@ class World:
     mu: FloatArray
     columns: int
     actions: tuple[str, ...]
+    own_discount: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,7 @@ class Picture:
         values: V of the turned policy, `[S]`.
         rates: local contraction rate of each state, the largest over its actions, `[S]`.
         operators: rate over all pairs, local rate at the start, and the target's standard deviation, by operator.
-        fixed_point: Q of the turned policy at the start pair.
-        error: distance between the fixed point of the operator and Q of the policy; 0 up to rounding, NaN where the
-            operator does not contract.
+        value: Q of the turned policy at the start pair, the fixed point of every operator.
     """
 
     weights: FloatArray
@@ -81,8 +82,7 @@ class Picture:
     values: FloatArray
     rates: FloatArray
     operators: dict[str, tuple[float, float, float]]
-    fixed_point: float
-    error: float
+    value: float
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def world(name: str, size: int = 10, seed: int = 0, discount: float = 0.99) -> W
             optionally `discount` and `columns`.
         size: length of the chain, side of the Open World, number of a garnet's states.
         seed: of the garnet.
-        discount: γ.
+        discount: γ, unless the file has its own.
 
     >>> world("open-world", size=4).mdp.num_states
     16
@@ -147,12 +147,21 @@ def _from_file(path: Path, discount: float) -> World:
     missing = [key for key in ("p", "r", "pi", "mu") if key not in arrays]
     if missing:
         raise ValueError(f"{str(path)!r} has no array {missing[0]!r}: it needs p, r, pi and mu")
-    mdp = TabularMDP(arrays["p"], arrays["r"], float(arrays.get("discount", discount)))
+    gamma = checks.number("discount", arrays.get("discount", discount))
+    mdp = TabularMDP(arrays["p"], arrays["r"], gamma)
     if mdp.num_states > _LARGEST:
         raise ValueError(f"{str(path)!r} has {mdp.num_states} states: the explorer shows at most {_LARGEST}")
     pi, mu = mdp.policy("pi", arrays["pi"]), mdp.policy("mu", arrays["mu"])
-    columns = int(arrays.get("columns", np.ceil(np.sqrt(mdp.num_states))))
-    return World(path.name, mdp, pi, mu, checks.count("columns", columns), _numbered(mdp.num_actions))
+    columns = checks.number("columns", arrays.get("columns", np.ceil(np.sqrt(mdp.num_states))))
+    return World(
+        path.name,
+        mdp,
+        pi,
+        mu,
+        checks.count("columns", columns),
+        _numbered(mdp.num_actions),
+        own_discount="discount" in arrays,
+    )
 
 
 def _numbered(count: int) -> tuple[str, ...]:
@@ -194,17 +203,13 @@ def look(here: World, setting: Setting) -> Picture:
             _multi_step_deviation(mdp, mu, coefficients, start),
         )
     table["marginalized"] = (*table["Retrace"][:2], _marginalized_deviation(mdp, mu, row, start))
-    q = mdp.q_values(pi)
-    contracts = table["Retrace"][0] < 1
-    error = float(abs(retrace.fixed_point() - q).max()) if contracts else float("nan")
     return Picture(
         weights=np.divide(credit.sum(axis=1), at_state, out=np.zeros_like(at_state), where=at_state > 0),
         credit=credit.sum(axis=1),
         values=mdp.v_values(pi),
         rates=retrace.contraction_rates().max(axis=1),
         operators=table,
-        fixed_point=float(q[start]),
-        error=error,
+        value=float(mdp.q_values(pi)[start]),
     )
 
 
@@ -264,10 +269,10 @@ def _multi_step_deviation(mdp: TabularMDP, mu: FloatArray, c: FloatArray, start:
 
     With `F = r + γ c' F'`, the moments are `m = r + γ P^{cμ} m` and `s = E[r²] + 2 γ r P^{cμ} m + γ² P^{c²μ} s`.
     """
-    p, gamma = mdp.dense_p(), mdp.discount
-    first = _solve(p, gamma, mu * c, mdp.r)
-    ahead = gamma * _next(p, mu * c, first)
-    second = _solve(p, gamma**2, mu * c**2, _square(mdp) + 2 * mdp.r * ahead)
+    gamma = mdp.discount
+    first = _solve(mdp, gamma, mu * c, mdp.r)
+    ahead = first - mdp.r
+    second = _solve(mdp, gamma**2, mu * c**2, _square(mdp) + 2 * mdp.r * ahead)
     return float(np.sqrt(max(second[start] - first[start] ** 2, 0.0)))
 
 
@@ -275,11 +280,11 @@ def _marginalized_deviation(
     mdp: TabularMDP, mu: FloatArray, row: FloatArray, start: tuple[int, int]
 ) -> float:
     """Standard deviation of `Σ_t γ^t w(x_t,a_t) r_t` from the start pair under μ."""
-    p, gamma = mdp.dense_p(), mdp.discount
+    gamma = mdp.discount
     weighted = row * mdp.r
-    first = _solve(p, gamma, mu, weighted)
-    ahead = gamma * _next(p, mu, first)
-    second = _solve(p, gamma**2, mu, row**2 * _square(mdp) + 2 * weighted * ahead)
+    first = _solve(mdp, gamma, mu, weighted)
+    ahead = first - weighted
+    second = _solve(mdp, gamma**2, mu, row**2 * _square(mdp) + 2 * weighted * ahead)
     return float(np.sqrt(max(second[start] - first[start] ** 2, 0.0)))
 
 
@@ -288,18 +293,12 @@ def _square(mdp: TabularMDP) -> FloatArray:
     return mdp.r**2 + mdp.reward_std**2
 
 
-def _next(p: FloatArray, measure: FloatArray, table: FloatArray) -> FloatArray:
-    """`Σ_{x'} p(x'|x,a) Σ_{a'} m(x',a') f(x',a')`."""
-    return p @ (measure * table).sum(axis=1)
-
-
-def _solve(p: FloatArray, factor: float, measure: FloatArray, known: FloatArray) -> FloatArray:
+def _solve(mdp: TabularMDP, factor: float, measure: FloatArray, known: FloatArray) -> FloatArray:
     """Solves `f = known + factor P^m f` on states; infinite where the sum does not converge."""
-    kernel = factor * np.einsum("xa,xay->xy", measure, p)
-    if kernel.sum(axis=1).max() >= 1 and np.abs(np.linalg.eigvals(kernel)).max() >= 1:
+    paths = Resolvent(mdp.state_kernel(measure), factor)
+    if not paths.converges:
         return np.full_like(known, np.inf)
-    at_states = np.linalg.solve(np.eye(len(p)) - kernel, (measure * known).sum(axis=1))
-    return known + factor * (p @ at_states)
+    return known + factor * mdp.expect_next(paths((measure * known).sum(axis=1)))
 
 
 def learning_curves(

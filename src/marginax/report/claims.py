@@ -62,7 +62,7 @@ def claim(
     high: float = np.inf,
     main: bool = False,
 ) -> Claim:
-    """A claim that a statistic of some samples lies in `[low, high]`, with its verdict.
+    """A claim that a statistic of some samples lies between `low` and `high`, with its verdict.
 
     Args:
         text: the claim, in brief.
@@ -81,10 +81,10 @@ def claim(
 
 
 def verdict(interval: Interval, low: float = -np.inf, high: float = np.inf) -> str:
-    """Whether an effect lies in `[low, high]`: the verdict of a claim that says it does.
+    """Whether an effect lies between `low` and `high`: the verdict of a claim that says it does.
 
-    "reproduced" when the whole interval lies inside, "not reproduced" when all of it lies outside, and
-    "cannot be decided" when it straddles a bound or is not finite.
+    "reproduced" when the whole interval lies strictly between the bounds, "not reproduced" when all of it lies on a
+    bound or beyond, and "cannot be decided" when some of it does or it is not finite. So no effect is never an effect.
 
     >>> verdict(Interval(0.25, 0.75), low=0.0)
     'reproduced'
@@ -92,12 +92,14 @@ def verdict(interval: Interval, low: float = -np.inf, high: float = np.inf) -> s
     'not reproduced'
     >>> verdict(Interval(-0.25, 0.75), low=0.0)
     'cannot be decided'
+    >>> verdict(Interval(0.0, 0.0), low=0.0)
+    'not reproduced'
     """
     if not np.all(np.isfinite([interval.low, interval.high])):
         return UNDECIDED
-    if low <= interval.low and interval.high <= high:
+    if low < interval.low and interval.high < high:
         return REPRODUCED
-    if interval.high < low or interval.low > high:
+    if interval.high <= low or interval.low >= high:
         return NOT_REPRODUCED
     return UNDECIDED
 
