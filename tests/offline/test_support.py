@@ -1,9 +1,12 @@
 """Actions that the log does not show: what they leave open in values, differences and verdicts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from marginax.offline import Log, evaluate
+from marginax.offline import Log, evaluate, observations
+from offline.test_observations import QUICK, log_of, softmax
 
 
 def bandit(rewards=(0.0, 1.0), chance=0.5, episodes=200):
@@ -103,3 +106,67 @@ def test_states_where_no_logged_action_has_weight_are_left_open():
         assert result.diagnostics["unreachable"] == 0.0
         for name in ("state-ratio", "doubly-robust-state-ratio"):
             assert truth in result.answers[name].interval, (seed, name)
+
+
+def walks(chances, episodes=300, seed=0):
+    """Two cells that follow each other at random and end with 10%; the third action pays -3."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(episodes):
+        n = rng.geometric(0.1)
+        actions = rng.choice(3, p=chances, size=n)
+        found.append(
+            {
+                "states": rng.integers(2, size=n + 1),
+                "actions": actions,
+                "rewards": np.array([1.0, 0.5, -3.0])[actions],
+                "terminal": True,
+                "behaviour": np.array(chances)[actions],
+            }
+        )
+    return Log.from_episodes(found)
+
+
+def test_observations_leave_as_much_open_as_tables():
+    """The same log as indices and as one-hot observations; the log never takes the third action."""
+    log, pi = walks([0.5, 0.5, 0.0]), np.array([0.48, 0.48, 0.04])
+    truth = (0.48 * 1.5 - 0.12) / (1 - 0.9 * 0.9)
+    settings = {"discount": 0.9, "reward_range": (-3.0, 1.0), "training": QUICK}
+    settings["estimators"] = ["per-decision-is", "weighted-doubly-robust", "certainty-equivalence", "fenchel"]
+    eye = np.eye(2)
+    spread = replace(log, states=eye[log.states], next_states=eye[log.next_states])
+    found = evaluate(spread, lambda x: np.tile(pi, (len(x), 1)), **settings)
+    table = evaluate(log, np.tile(pi, (2, 1)), **settings)
+    # E[γ^τ] of the first third action, while each step goes on with 0.9
+    assert table.diagnostics["unsupported"] == pytest.approx(0.04 / (1 - 0.96 * 0.81), rel=0.1)
+    assert found.diagnostics["unsupported"] == pytest.approx(table.diagnostics["unsupported"], rel=0.05)
+    for name, one in found.answers.items():
+        assert truth in one.interval, name
+
+
+def test_what_is_known_on_rows_alone_has_an_unknown_support():
+    log = log_of(softmax(0.3), episodes=40, steps=5)
+    result = evaluate(log, log.behaviour, discount=0.9)
+    assert result.diagnostics["unsupported"] is None
+    assert "what the log has seen" not in " ".join(result.verdict.text)
+
+
+def test_without_a_discount_truncated_observations_are_cut_at_the_longest_episode():
+    log = log_of(softmax(0.3), episodes=40, steps=5)
+    cut, whole = (
+        evaluate(
+            log, softmax(0.5), discount=1.0, horizon=h, training=QUICK, estimators=["certainty-equivalence"]
+        )
+        for h in (5, None)
+    )
+    assert whole.answers["certainty-equivalence"] == cut.answers["certainty-equivalence"]
+    assert any("first 5 steps" in note for note in whole.notes)
+
+
+def test_what_observations_cannot_have_is_refused_before_anything_is_trained(monkeypatch):
+    monkeypatch.setattr(observations, "prepare", None)
+    log = log_of(softmax(0.3), episodes=4, steps=5)
+    with pytest.raises(ValueError, match="does not contain the log's rewards"):
+        evaluate(log, softmax(0.5), reward_range=(0.9, 1.0))
+    with pytest.raises(ValueError, match="a single episode"):
+        evaluate(log.select([0]), softmax(0.5))

@@ -204,6 +204,11 @@ def effective(episodes: float) -> str:
     return f"{episodes:,.0f} effective episode{'' if round(episodes) == 1 else 's'}"
 
 
+def share(value: float | None) -> str:
+    """A probability in words, or that it is not known."""
+    return "not known" if value is None else f"{value:.2%}"
+
+
 def answer(
     name: str,
     estimate: Estimate,
