@@ -41,6 +41,10 @@ class Interval:
         """The interval with room below and above."""
         return Interval(self.low - below, self.high + above, self.level)
 
+    def holding(self, other: Interval) -> Interval:
+        """The least interval that holds this one and another."""
+        return Interval(min(self.low, other.low), max(self.high, other.high), self.level)
+
     def __contains__(self, value: float) -> bool:
         return bool(self.low <= value <= self.high)
 

@@ -238,7 +238,7 @@ def test_truncation_is_bootstrapped_or_left_out():
         expected = 10.0 if one.truncation == "bootstraps" else (1 - GAMMA**5) / (1 - GAMMA)
         np.testing.assert_allclose(one.value, expected, rtol=1e-4, err_msg=name)
     np.testing.assert_allclose(result.diagnostics["tail_target"], GAMMA**5)
-    assert "Truncated episodes hide" in " ".join(result.verdict.text)
+    assert "Truncation hides 59.0% of the discounted future" in " ".join(result.verdict.text)
     # Against the log's own policy it is compared by a value that bootstraps, too: both are the same here.
     np.testing.assert_allclose(result.diagnostics["behaviour_value"], 10.0)
     assert 0.0 in result.advantage

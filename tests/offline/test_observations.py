@@ -111,7 +111,7 @@ def test_a_fitted_behaviour_policy_is_near_the_true_one_and_calibrated(mu):
     assert np.sqrt((error**2).mean()) < 0.15
     assert fitted.calibration.error < 0.04
     assert not fitted.calibration.suspicious
-    assert fitted.support.mean() < 0.02
+    assert fitted.unsupported.mean() < 0.02
 
 
 @pytest.mark.slow

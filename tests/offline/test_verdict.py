@@ -89,7 +89,8 @@ def test_paired_differences_are_sharper_than_intervals():
     shared, own = rng.normal(size=500), 0.1 * rng.normal(size=500)
     a, b = Estimate(1.0, shared), Estimate(1.05, shared + own)
     assert abs(difference_score(a, b)) > 5  # the intervals, ±0.09, overlap widely
-    assert difference_score(a, b, room=0.1) == 0.0
+    assert difference_score(a, replace(b, room=(0.1, 0.0))) == 0.0
+    assert difference_score(a, replace(b, room=(0.0, 0.1))) < -5  # room on the other side is none
     assert difference_score(a, Estimate(1.0, shared[:10])) is None
 
 
@@ -277,7 +278,8 @@ def verdict_on(answers, **diagnostics):
     found = {name: replace(one, ess=100.0) for name, one in found.items()}
     sound = {"ess": 100.0, "mean_weight": 1.0, "mean_weight_error": 0.1, "unsupported": 0.0, "span": 10.0}
     sound |= {"tail_target": 0.0, "tail_behaviour": 0.0}
-    return *judge(found, estimates, sound | diagnostics, ("certainty-equivalence",)), found
+    verdict, reach, _ = judge(found, estimates, sound | diagnostics, ("certainty-equivalence",))
+    return verdict, reach, found
 
 
 def test_the_interval_has_room_for_the_choice():
@@ -307,3 +309,47 @@ def test_an_interval_wider_than_all_returns_gives_way_to_one_that_is_not():
     verdict, _, _ = verdict_on(both, ess=20.0)
     assert (verdict.status, verdict.estimator) == ("caution", "weighted-doubly-robust")
     assert verdict_on(both, ess=3.0)[0].status == "cannot tell"
+
+
+STATES, WEIGHTS = {"certainty-equivalence": (1.0, 0.1)}, {"weighted-per-decision-is": (1.0, 0.1)}
+NOT_ONE = {"mean_weight": 0.5, "mean_weight_error": 0.02, "ess": 381.0}
+
+
+@pytest.mark.parametrize(
+    ("answers", "diagnostics", "reason"),
+    [
+        ({}, {"ess": 105.0}, "No estimator ran: the notes say why."),
+        (
+            STATES,
+            {"ess": 0.0},
+            "none of weighted-doubly-robust, weighted-per-decision-is, per-decision-is was run",
+        ),
+        (STATES | WEIGHTS, NOT_ONE, "because the weights of episodes average 0.5 and not 1."),
+        (
+            STATES | WEIGHTS,
+            NOT_ONE | {"unsupported": 0.15},
+            "seen with probability 15.0%, and the weights of ep",
+        ),
+        (
+            WEIGHTS,
+            NOT_ONE | {"unsupported": 0.65, "unreachable": 0.0},
+            "With (discounted) probability 65% the policy",
+        ),
+        (
+            WEIGHTS,
+            {"tail_target": 0.07},
+            "No estimate can be recommended: importance sampling counts nothing after",
+        ),
+        (STATES | WEIGHTS, {"ess": 1.0}, "importance sampling has only 1 effective episode (30 are needed)."),
+        (
+            STATES | WEIGHTS,
+            {"ess": 9.0, "markov_fails": True, "markov_score": 8.0},
+            "9 effective episodes are too few",
+        ),
+        (STATES, {"markov_fails": True, "markov_score": 8.0}, "and none of weighted-doubly-robust,"),
+    ],
+)
+def test_the_reason_is_the_one_that_holds(answers, diagnostics, reason):
+    verdict, _, _ = verdict_on(answers, **diagnostics)
+    assert verdict.status != "trust"
+    assert reason in " ".join(verdict.text)

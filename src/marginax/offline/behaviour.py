@@ -107,12 +107,14 @@ class Behaviour:
     Attributes:
         chance: [N] probability or density of the logged actions.
         calibration: on held-out episodes.
-        support: share of π's actions that the behaviour policy hardly ever takes, at each row [N].
+        unsupported: share of π's actions that the behaviour policy hardly ever takes, at the next observation of each row [N].
+        unsupported_starts: the same at the first observation of each episode [E].
     """
 
     chance: np.ndarray
     calibration: Calibration
-    support: np.ndarray
+    unsupported: np.ndarray
+    unsupported_starts: np.ndarray
 
 
 def fit_behaviour(pairs: Pairs, seed: int, training: Training) -> Behaviour:
@@ -138,12 +140,16 @@ def fit_behaviour(pairs: Pairs, seed: int, training: Training) -> Behaviour:
     outputs = predicted(pairs.observations)
     logs = np.asarray(_log_density(outputs, pairs.actions, pairs.discrete))
     check = held if held.any() else ~held
-    following = pairs.following
-    ahead = predicted(following.observations)
+    rare = float(np.quantile(logs, 0.002))
+    left, left_first = (
+        _unsupported(predicted(choices.observations), choices, pairs.discrete, rare, pairs.never)
+        for choices in (pairs.following, pairs.starts)
+    )
     return Behaviour(
         chance=np.exp(logs - pairs.log_volume),
         calibration=_calibrate(outputs[check], pairs.actions[check], pairs.discrete),
-        support=_unsupported(ahead, following, pairs.discrete, float(np.quantile(logs, 0.002))),
+        unsupported=left,
+        unsupported_starts=left_first,
     )
 
 
@@ -224,10 +230,13 @@ def _calibrate(outputs: np.ndarray, actions: np.ndarray, discrete: bool) -> Cali
     return Calibration(levels, shares, n, deviation=error / _FINE, error=error)
 
 
-def _unsupported(outputs: np.ndarray, choices: Choices, discrete: bool, rare: float) -> np.ndarray:
-    """[N] weight of π's choices that μ takes with less than 1%, or with less density than 0.2% of its own."""
+def _unsupported(
+    outputs: np.ndarray, choices: Choices, discrete: bool, rare: float, never: np.ndarray
+) -> np.ndarray:
+    """[N] weight of π's choices that μ takes with less than 1% or that the log never has, or with less density than 0.2% of its
+    own."""
     if discrete:
-        return (choices.weights * (np.asarray(jax.nn.softmax(outputs)) < 0.01)).sum(axis=1)
+        return (choices.weights * (never | (np.asarray(jax.nn.softmax(outputs)) < 0.01))).sum(axis=1)
     share = np.zeros(len(outputs))
     for m in range(choices.weights.shape[1]):
         density = np.asarray(_log_density(outputs, choices.actions[:, m], discrete))

@@ -176,6 +176,8 @@ def _show(result: Any) -> None:
     """Prints the answers, the diagnostics that matter and the verdict."""
     from rich.console import Console
 
+    from marginax.offline.results import share
+
     console, d, settings = Console(), result.diagnostics, result.settings
     interval = f"{settings['level']:.0%} interval"
     title = f"Value of {settings['policy']} on {settings['data']}"
@@ -193,8 +195,8 @@ def _show(result: Any) -> None:
     steps = "all steps" if settings["horizon"] is None else f"the first {settings['horizon']:,} steps"
     console.print(
         f"γ = {settings['discount']:g}, {steps}; {d['episodes']:,} episodes, {d['transitions']:,} transitions, "
-        f"{d['truncated']:,} truncated; behaviour probabilities {d['behaviour']}; leaves the log's support with probability "
-        f"{d['unsupported']:.2%}.",
+        f"{d['truncated']:,} truncated; behaviour probabilities {d['behaviour']}; probability of leaving the log's support: "
+        f"{share(d['unsupported'])}.",
         markup=False,
         highlight=False,
     )

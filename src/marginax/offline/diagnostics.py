@@ -11,6 +11,7 @@ from marginax.offline.behaviour import Calibration
 from marginax.offline.certainty_equivalence import Model, effective_transitions
 from marginax.offline.importance import FEW, ImportanceSums
 from marginax.offline.markov import MarkovTest
+from marginax.offline.results import effective
 from marginax.weights.empirical import EmpiricalMDP
 
 STOPPED = 0.01  # share of the discount after truncated steps from which the log's plain average is not its policy's value
@@ -63,7 +64,7 @@ def returns_of(sums: ImportanceSums, level: float) -> dict[str, Any]:
         return {
             "target": None,
             "behaviour": logged,
-            "reason": f"{sums.ess():.0f} effective episodes are too few",
+            "reason": f"{effective(sums.ess())} are too few ({FEW:.0f} are needed)",
         }
     return {"target": distribution(returns, sums.weights, level), "behaviour": logged, "reason": None}
 

@@ -68,6 +68,13 @@ class Pairs:
         """Whether actions are one-hot."""
         return self.starts.actions.ndim == 2
 
+    @property
+    def never(self) -> np.ndarray:
+        """[K] actions that the log never takes; none of them where actions are continuous."""
+        if not self.discrete:
+            return np.zeros(self.actions.shape[1], bool)
+        return np.asarray(self.actions.sum(axis=0) == 0)
+
     def some(self, most: int, seed: int) -> tuple[Pairs, np.ndarray]:
         """Episodes drawn without replacement until they have `most` transitions (all of them if there are no more), and their rows."""
         log = self.log

@@ -21,6 +21,7 @@ DOMINANT = 0.5  # share of the weight from which a single episode decides a self
 FEW = 30.0  # effective episodes below which a mean of weights does not show its own error
 FAINT = 0.01  # discounted probability of leaving what the log has seen below which it is not worth a word
 HEAVY = 0.4  # tail index from which the weights may have no variance: a true 1/2 is estimated so, from 200 episodes
+ONE_EPISODE = "the log has a single episode: an interval over episodes needs at least two"
 _NEGLIGIBLE = 1e-10
 
 _BY_GROUP = ("size", "returns", "weight", "weighted", "decision", "robust", "base")
@@ -55,7 +56,7 @@ class ImportanceSums(Accumulator):
         missed: bool = False,
     ) -> None:
         if episodes < 2:
-            raise ValueError("the log has a single episode: an interval over episodes needs at least two")
+            raise ValueError(ONE_EPISODE)
         self.episodes, self.longest, self.discount = episodes, longest, discount
         self.robust, self.horizon, self.missed = robust, horizon, missed
         self.reward_range = min(reward_range[0], 0.0), max(reward_range[1], 0.0)  # what has ended earns 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from marginax.offline import features, networks
 from marginax.offline.behaviour import NOT_LOGGED, Behaviour, doubts, fit_behaviour
 from marginax.offline.diagnostics import curves_of, diagnostics_of
 from marginax.offline.features import Pairs, prepare, target_probability
-from marginax.offline.importance import ImportanceSums
+from marginax.offline.importance import ONE_EPISODE, ImportanceSums
 from marginax.offline.log import Log
 from marginax.offline.markov import MarkovTest, markov_of_observations
 from marginax.offline.network_estimators import balanced, fitted_q, learn, moments_of, ratios
@@ -27,6 +28,7 @@ from marginax.offline.results import (
     Evaluation,
     Influence,
     intervals,
+    with_room,
     within,
 )
 from marginax.offline.sources import Source
@@ -39,13 +41,24 @@ _STREAMS = dict(zip(NETWORKS, range(7, 13), strict=True))  # of random numbers
 _WITHOUT_RATIOS = ("saddle-point", "fenchel", "fqe-one-step")
 DOUBTS = 4.0  # standard errors by which a fitted policy may explain held-out actions better than the logged probabilities
 DRAWS = 4  # of random features
+UNSEEN = 0.0  # the value that features give to actions which the log never takes
 SAMPLE = 50_000  # transitions that are enough to train networks on and to test assumptions: see `Training`
 
 
 def evaluate_observations(source: Source, policy: Policy, request: Request) -> Evaluation:
     """The answers of all estimators for a log of observations; see `marginax.offline.evaluate`."""
-    log, discount, seed, horizon = source.read(), request.discount, request.seed, request.horizon
+    log, discount, seed = source.read(), request.discount, request.seed
+    if log.num_episodes < 2:
+        raise ValueError(ONE_EPISODE)
+    rewards = request.rewards(float(log.rewards.min()), float(log.rewards.max()))
     notes: list[str] = []
+    if discount == 1 and request.horizon is None and log.truncated.any():
+        request = replace(request, horizon=int(log.lengths.max()))
+        notes.append(
+            f"without a discount, and with truncated episodes, values are those of the first {request.horizon} steps, the length "
+            "of the longest episode"
+        )
+    horizon = request.horizon
     pairs = prepare(log, policy, seed) if isinstance(policy, FunctionPolicy) else None
     if pairs is None:
         if not isinstance(policy, RowPolicy):
@@ -63,7 +76,6 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
             )
     fitted, how = _behaviour(log, pairs, request)
     chances = _chances(policy, log, fitted, how, notes)
-    rewards = request.rewards(float(log.rewards.min()), float(log.rewards.max()))
     robust = pairs is not None and chances is not None and bool(request.wants(*ROBUST))
     cut = request.cut(log)
     inside = slice(None) if cut is log else log.times < (horizon or 0)
@@ -81,7 +93,9 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
     if by_model is not None:
         estimates["certainty-equivalence"] = by_model
     estimates = {name: estimates[name] for name in request.estimators if name in estimates}
-    possible = sums.value_range()
+    possible, support = sums.value_range(), _support(log, pairs, linear, fitted, discount)
+    left, never = support["unsupported"] or 0.0, support.pop("never")
+    estimates = with_room(estimates, possible, default=UNSEEN, unsupported=left, unreachable=never)
     bound = sums.bound(request.level) if how == "logged" and chances is not None else None
     answers = intervals(estimates, possible, **request.bootstrap, bound=bound)
     if pairs is not None:
@@ -91,9 +105,13 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
             wanted = []
         seen = None if chances is None else chances[rows]
         by_network = _network_answers(sample, seen, wanted, request, sums.unseen_rewards())
-        answers |= {name: within(one, possible) for name, one in by_network.items()}
+        for name, one in by_network.items():
+            room = (never if name == "regression" else left) * (
+                possible[1] - possible[0]
+            )  # they may say anything there
+            answers[name] = within(replace(one, interval=one.interval.widened(room, room)), possible)
     check = None if fitted is None else fitted.calibration
-    diagnostics = diagnostics_of(sums, how, check, markov, request.level) | _support(log, linear, fitted)
+    diagnostics = diagnostics_of(sums, how, check, markov, request.level) | support
     if how == "logged":
         chance = None if pairs is None else sample.log.behaviour
         found = 0.0 if chance is None else doubts(sample, chance, seed)
@@ -159,7 +177,8 @@ def _linear_estimate(pairs: Pairs, request: Request) -> tuple[Estimate, features
     square, total = float((weights**2).sum()), float(weights.sum())
     ess = total**2 / square if square > 0 else 0.0
     spread = 2 * float(values.std(ddof=1))
-    return Estimate(float(values.mean()), influence.groups(), ess, "transitions", spread), draws[0]
+    estimate = Estimate(float(values.mean()), influence.groups(), ess, "transitions", spread, model_share=1.0)
+    return estimate, draws[0]
 
 
 def _network_answers(
@@ -214,18 +233,38 @@ def _network_answers(
     return found
 
 
-def _support(log: Log, linear: features.LinearFit | None, fitted: Behaviour | None) -> dict[str, Any]:
-    """How much of π's choices the behaviour policy hardly makes, and where the ratios are large."""
-    unsupported, largest = 0.0, []
-    if linear is not None and fitted is not None:
-        positive = np.maximum(linear.weights, 0.0)
-        total = float(positive.sum())
-        unsupported = float((positive * fitted.support).sum()) / total if total > 0 else 1.0
-        for row in np.argsort(positive)[::-1][:10]:
-            where = int(np.searchsorted(log.offsets, row, side="right")) - 1
-            step = int(row - log.offsets[where])
-            largest.append({"episode": log.name(where), "step": step, "ratio": float(positive[row])})
-    return {"unsupported": unsupported, "unsupported_pairs": [], "largest_ratios": largest}
+def _support(
+    log: Log,
+    pairs: Pairs | None,
+    linear: features.LinearFit | None,
+    fitted: Behaviour | None,
+    discount: float,
+) -> dict[str, Any]:
+    """How often π does what the behaviour policy hardly does, or `never` (discounted), and where the ratios are large.
+
+    A policy that is known on the log's rows alone has an unknown share elsewhere: None.
+    """
+    if pairs is None or linear is None or fitted is None:
+        return {"unsupported": None, "never": 0.0, "unsupported_pairs": [], "largest_ratios": []}
+
+    def mass(starts: np.ndarray, following: np.ndarray) -> float:
+        """Σ_t γ^t of a share along π's path: at the first observations, and at those that follow its weighted steps."""
+        later = discount * float(linear.weights @ following) / log.num_episodes
+        return float(np.clip(starts.mean() + later, 0.0, 1.0))
+
+    largest, never = [], 0.0
+    if pairs.never.any():
+        never = mass(*(at.weights[:, pairs.never].sum(axis=1) for at in (pairs.starts, pairs.following)))
+    for row in (r for r in np.argsort(linear.weights)[::-1][:10] if linear.weights[r] > 0):
+        where = int(np.searchsorted(log.offsets, row, side="right")) - 1
+        step = int(row - log.offsets[where])
+        largest.append({"episode": log.name(where), "step": step, "ratio": float(linear.weights[row])})
+    return {
+        "unsupported": max(mass(fitted.unsupported_starts, fitted.unsupported), never),
+        "never": never,
+        "unsupported_pairs": [],
+        "largest_ratios": largest,
+    }
 
 
 def _overlap(linear: features.LinearFit | None) -> tuple[np.ndarray, np.ndarray]:

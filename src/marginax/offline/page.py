@@ -15,7 +15,7 @@ from marginax import report
 from marginax._files import atomic_write, check_writable, write_csv
 from marginax.offline.importance import HEAVY
 from marginax.offline.ranking import Ranking
-from marginax.offline.results import Answer, Evaluation, plain
+from marginax.offline.results import Answer, Evaluation, plain, share
 
 _COLOURS = {
     "importance sampling": ("#D55E00", "o"),
@@ -193,7 +193,7 @@ def _overlap(evaluation: Evaluation, folder: Path, prefix: str) -> report.Sectio
         f"{prefix}overlap",
         "Overlap, behaviour and states",
         text=(
-            f"Discounted probability that the policy leaves what the log has seen: {d['unsupported']:.2%}. "
+            f"Discounted probability that the policy leaves what the log has seen: {share(d['unsupported'])}. "
             f"Behaviour probabilities: {d['behaviour']}.{frequencies}",
             markov,
             f"{d['truncated']} of {d['episodes']} episodes were truncated; what follows them carries "

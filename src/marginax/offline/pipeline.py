@@ -46,7 +46,7 @@ from marginax.offline.results import (
     Estimate,
     Evaluation,
     intervals,
-    unsupported_room,
+    with_room,
 )
 from marginax.offline.sources import Source, open_data
 from marginax.offline.verdict import conclude
@@ -54,7 +54,10 @@ from marginax.traces import clip_ratios
 
 PREFERRED = ("certainty-equivalence", "fqe-retrace", "fqe-one-step", "fenchel", "saddle-point")
 SAME_IN_TABLES = ("saddle-point", "fenchel", "fqe-one-step")
-SAME = "with tables, saddle-point, fenchel and fqe-one-step have the solution of certainty-equivalence: one row stands for all"
+SAME = (
+    "with tables, saddle-point, fenchel and fqe-one-step have the solution of certainty-equivalence: they are shown as one row, "
+    "certainty-equivalence"
+)
 
 
 @dataclass(frozen=True)
@@ -234,13 +237,10 @@ def evaluate_tabular(passes: Passes, policy: Policy, request: Request) -> Evalua
 
     check = calibration(whole, mu) if how != "estimated" else None
     never, possible = unreachable(whole, mu, model, how), sums.value_range()
-    room, unreached = (
-        unsupported_room(mass, model.default_value, possible) for mass in (model.unsupported, never)
-    )
+    support = {"default": model.default_value, "unsupported": model.unsupported, "unreachable": never}
+    estimates = with_room(estimates, possible, **support)
     bound = sums.bound(request.level) if how == "logged" else None
-    answers = intervals(
-        estimates, possible, **request.bootstrap, bound=bound, room=room, unreached=unreached
-    )  # step 5
+    answers = intervals(estimates, possible, **request.bootstrap, bound=bound)  # step 5
     diagnostics = diagnostics_of(sums, how, check, weighing.markov.result(), request.level)
     target, visits = model.occupancy.ravel(), np.asarray(whole.visits)
     shares = visits.ravel() / visits.sum(), target / max(float(target.sum()), 1e-300)
@@ -251,7 +251,6 @@ def evaluate_tabular(passes: Passes, policy: Policy, request: Request) -> Evalua
         diagnostics | pairs_of(visits, model) | {"unreachable": never},
         request.settings(source, policy, how, weighing.rewards),
         preferred=PREFERRED,
-        room=room,
         logged=logged,
         notes=(*notes, *source.notes, *passes.notes),
         curves=curves_of(sums, *shares, check),

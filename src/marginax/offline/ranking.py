@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from marginax.offline.results import Evaluation, plain
-from marginax.offline.verdict import EPISODES
-from marginax.statistics import Interval, studentised_bootstrap
+from marginax.offline.results import Evaluation, difference, plain
+from marginax.statistics import Interval
 
 
 @dataclass(frozen=True)
@@ -94,14 +93,14 @@ def rank(policies: Mapping[str, Evaluation], level: float, seed: int) -> Ranking
     else:
         low = told[best].interval.low
         text.append(f"Pick {best}: its interval has the largest lower end, {low:.4g} ({told[best].name}).")
-        worse = [d.second for d in differences if d.first == best and d.real]
+        worse = [d.second for d in differences if d.first == best and d.interval.low > 0]
         open_ = [name for name in order[1:] if name not in worse]
         if worse:
             text.append(f"It is better than {', '.join(worse)} beyond chance.")
         if open_:
-            text.append(f"It is not told apart from {', '.join(open_)}.")
+            text.append(f"The log does not show whether it is better or worse than {', '.join(open_)}.")
     if rest:
-        text.append(f"Nothing can be said of {', '.join(rest)}.")
+        text.append(f"The log cannot tell what {' or '.join(rest)} is worth.")
     return Ranking(dict(policies), (*order, *rest), best, tuple(differences), tuple(text))
 
 
@@ -112,13 +111,6 @@ def _difference(
     found = [policies[name].estimates.get(used) for name, used in zip((first, second), names, strict=True)]
     if found[0] is None or found[1] is None:
         return None
-    a, b = found[0], found[1]
-    value = a.value - b.value
-    interval = studentised_bootstrap(value, a.influence - b.influence, level=level, seed=seed)
-    below = above = a.bias_bound + b.bias_bound
-    for name, used, sign in ((first, names[0], 1), (second, names[1], -1)):
-        room = policies[name].diagnostics["room"]
-        if used not in EPISODES:
-            below, above = below + room[0 if sign > 0 else 1], above + room[1 if sign > 0 else 0]
-    interval = interval.widened(below, above)
+    value = found[0].value - found[1].value
+    interval = difference(found[0], found[1], level=level, seed=seed)
     return Difference(first, second, value, interval, 0.0 not in interval)

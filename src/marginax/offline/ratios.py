@@ -200,11 +200,12 @@ class StateRatioEstimate(Accumulator):
         u, mass = self.ratio.sum(axis=0), self.mass
         square = float((self.sums.squares.sum(axis=0) * u**2).sum())
         ess = float((mass * u).sum()) ** 2 / square if square > 0 else 0.0
-        found = {"state-ratio": Estimate(self.value, self.influence.groups(), ess, "transitions")}
+        lost = self.layers.unsupported
+        found = {"state-ratio": Estimate(self.value, self.influence.groups(), ess, "transitions", lost=lost)}
         if self.critics is not None:
             value = self.total / self.sums.seen
             influence = self.robust.groups(value)
-            found["doubly-robust-state-ratio"] = Estimate(value, influence, ess, "transitions")
+            found["doubly-robust-state-ratio"] = Estimate(value, influence, ess, "transitions", lost=lost)
         return found
 
 

@@ -48,6 +48,9 @@ class Estimate:
         ess: effective sample size, where weights make one meaningful.
         ess_of: what `ess` counts, `episodes` or `transitions`.
         model_share: share of the value that is left to a model of the log's pairs, and open where it has none.
+        lost: discounted probability of states in which no action of the log has weight under π.
+        room: what actions that the log does not show leave open, below and above; and, once it is recommended, another
+            estimate that may be the right one.
         bias_bound: what resampling cannot show, to be added on both sides. Where one episode carries most of a
             self-normalised average, that average hardly varies, and says nothing of what others would give; where weights
             average far less than 1, the episodes that matter were not drawn.
@@ -59,6 +62,13 @@ class Estimate:
     ess_of: str = "episodes"
     bias_bound: float = 0.0
     model_share: float = 0.0
+    lost: float = 0.0
+    room: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def left_open(self) -> tuple[float, float]:
+        """What resampling cannot show, below and above: the room and the bias bound."""
+        return self.room[0] + self.bias_bound, self.room[1] + self.bias_bound
 
 
 class Influence(Accumulator):
@@ -189,18 +199,27 @@ def plain(value: Any) -> Any:
     return value
 
 
+def effective(episodes: float) -> str:
+    """A number of effective episodes in words."""
+    return f"{episodes:,.0f} effective episode{'' if round(episodes) == 1 else 's'}"
+
+
+def share(value: float | None) -> str:
+    """A probability in words, or that it is not known."""
+    return "not known" if value is None else f"{value:.2%}"
+
+
 def answer(
     name: str,
     estimate: Estimate,
     *,
     level: float = 0.95,
     seed: int = 0,
-    room: tuple[float, float] = (0.0, 0.0),
 ) -> Answer:
-    """An estimate with its interval, widened by the `room` that it leaves below and above, and by its bias bound."""
+    """An estimate with its interval, widened by what it leaves open."""
     kind, truncation = ESTIMATORS.get(name, ("average return", "stops"))
     interval = studentised_bootstrap(estimate.value, estimate.influence, level=level, seed=seed)
-    interval = interval.widened(*room).widened(estimate.bias_bound, estimate.bias_bound)
+    interval = interval.widened(*estimate.left_open)
     n = len(estimate.influence)
     error = float(estimate.influence.std(ddof=1) / np.sqrt(n)) if n > 1 else float("inf")
     return Answer(
@@ -277,6 +296,27 @@ def unsupported_room(mass: float, default: float, possible: tuple[float, float])
     return mass * max(default - possible[0], 0.0), mass * max(possible[1] - default, 0.0)
 
 
+def with_room(
+    estimates: dict[str, Estimate],
+    possible: tuple[float, float],
+    *,
+    default: float,
+    unsupported: float,
+    unreachable: float,
+) -> dict[str, Estimate]:
+    """Estimates with the room that actions outside the log leave: the only place where it is computed.
+
+    A model lacks every pair that the log never took (`unsupported`). What rests on ratios lacks those that the behaviour policy
+    never takes (`unreachable`), and the states where it has no weight at all (`Estimate.lost`). Both are among the former.
+    """
+    found = {}
+    for name, one in estimates.items():
+        by_ratios = max(one.lost, min(one.lost + unreachable, unsupported))
+        mass = one.model_share * unsupported + (1 - one.model_share) * by_ratios
+        found[name] = replace(one, room=unsupported_room(mass, default, possible))
+    return found
+
+
 def intervals(
     estimates: dict[str, Estimate],
     possible: tuple[float, float],
@@ -284,22 +324,25 @@ def intervals(
     level: float,
     seed: int,
     bound: Interval | None = None,
-    room: tuple[float, float] = (0.0, 0.0),
-    unreached: tuple[float, float] = (0.0, 0.0),
 ) -> dict[str, Answer]:
-    """Step 5: intervals of all estimates, inside what is `possible`; the `bound` belongs to per-decision importance sampling.
-
-    Pairs that the log never took leave `room` below and above for what rests on a model. What rests on ratios has to leave
-    `unreached` for those that the behaviour policy never takes.
-    """
+    """Step 5: intervals of all estimates, inside what is `possible`; the `bound` belongs to per-decision importance sampling."""
     answers = {}
     for name, estimate in estimates.items():
-        share = estimate.model_share
-        below, above = (share * own + (1 - share) * other for own, other in zip(room, unreached, strict=True))
-        found = answer(name, estimate, level=level, seed=seed, room=(below, above))
+        found = answer(name, estimate, level=level, seed=seed)
         found = replace(found, bound=bound if name == "per-decision-is" else None)
         answers[name] = within(found, possible)
     return answers
+
+
+def difference(a: Estimate, b: Estimate, *, level: float, seed: int) -> Interval:
+    """The interval of a - b, both from the same episodes, widened by what each leaves open."""
+    found = studentised_bootstrap(a.value - b.value, a.influence - b.influence, level=level, seed=seed)
+    return found.widened(*open_difference(a, b))
+
+
+def open_difference(a: Estimate, b: Estimate) -> tuple[float, float]:
+    """How much lower and higher a - b may be by what both leave open."""
+    return a.left_open[0] + b.left_open[1], a.left_open[1] + b.left_open[0]
 
 
 def within(found: Answer, possible: tuple[float, float]) -> Answer:

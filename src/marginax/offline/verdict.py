@@ -27,6 +27,9 @@ from marginax.offline.results import (
     Evaluation,
     Verdict,
     answer,
+    difference,
+    effective,
+    open_difference,
     within,
 )
 from marginax.statistics import Interval, studentised_bootstrap
@@ -46,39 +49,37 @@ def judge(
     estimates: Mapping[str, Estimate],
     diagnostics: Mapping[str, Any],
     preferred: tuple[str, ...],
-    room: float = 0.0,
     seed: int = 0,
-) -> tuple[Verdict, tuple[float, float]]:
-    """Which estimate to trust, from answers and diagnostics, and how far its interval is to be widened below and above.
+) -> tuple[Verdict, tuple[float, float], str | None]:
+    """Which estimate to trust, from answers and diagnostics; how far its interval is to be widened below and above; and another
+    estimate that its interval has to hold as well.
 
     It is widened to the level at which the intervals of all families that it was chosen from hold together, so that the choice costs
-    no coverage; and where two families contradict each other and nothing says which is wrong, so that it holds both intervals.
+    no coverage. It holds another where two contradict each other and nothing says which is wrong.
 
     Args:
         answers: by estimator.
-        estimates: values with influences, for paired tests.
+        estimates: values with influences and what they leave open, for paired tests.
         diagnostics: as `marginax.offline.evaluate` returns them.
         preferred: estimators of the model family, best first.
-        room: what support leaves open in the model family's values.
         seed: of the bootstrap.
     """
     d, text = diagnostics, []
-    lost, unreachable = float(d["unsupported"]), float(d.get("unreachable", d["unsupported"]))
+    lost = float(d["unsupported"] or 0.0)  # None: not known
+    unreachable = float(d.get("unreachable", lost))
     suspicious, not_markov = bool(d.get("behaviour_suspicious")), bool(d.get("markov_fails"))
     if suspicious:
         text.append(
             "The behaviour probabilities do not match how often the actions were taken: "
             "importance sampling and doubly robust cannot be relied on."
         )
-    weights_fine = (
-        d["ess"] >= FEW and abs(d["mean_weight"] - 1) <= 4 * d["mean_weight_error"] + 0.02 and not suspicious
-    )
+    weights_fine = d["ess"] >= FEW and not _off_one(d) and not suspicious
     if min(lost, unreachable) > LOST:
         text.append(
             f"With (discounted) probability {lost:.0%} the policy takes actions that the log never took in those "
             "states: the data cannot tell what it is worth. Collect data nearer to this policy."
         )
-        return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0)
+        return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0), None
     hidden = float(d["tail_target" if d["ess"] >= FEW else "tail_behaviour"])
     stops = hidden > FAINT
     possible = [answers[n] for n in EPISODES if n in answers]
@@ -97,7 +98,7 @@ def judge(
 
     apart = None
     if model is not None and episodes is not None:
-        z = difference_score(estimates.get(model.name), estimates.get(episodes.name), room)
+        z = difference_score(estimates.get(model.name), estimates.get(episodes.name))
         apart = z is not None and abs(z) > APART
         if z is None:
             apart = _disjoint(model, episodes)
@@ -119,41 +120,32 @@ def judge(
                     "behaviour probabilities are wrong (then only the former is)."
                 )
         if spare is None:
-            text.append(
-                "Only importance sampling does without that, and "
-                + (
-                    "its probabilities look wrong."
-                    if suspicious
-                    else f"{d['ess']:.0f} effective episodes are too few for it."
-                )
-            )
-            return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0)
+            few = bool(possible) and not suspicious
+            why = f"{effective(d['ess'])} are too few for it" if few else _why_not(answers, d, stops)
+            text.append(f"Only importance sampling does not need this assumption, and {why}.")
+            return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0), None
         status, chosen = "caution", spare
-        text.append(
-            f"Take {spare.name}, which does not rest on the states: {d['ess']:.0f} effective episodes."
-        )
+        text.append(f"Take {spare.name}, which does not rest on the states: {effective(d['ess'])}.")
     else:
         candidates = [*resting, *([episodes] if episodes is not None else [])]
         if not candidates:
-            text.append(
-                f"The weights leave {d['ess']:.0f} effective episodes, too few for importance sampling alone."
-            )
-            return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0)
+            text.append(_nothing_left(answers, d, stops))
+            return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0), None
         usual = model if model is not None and lost <= FAINT else (*states, *candidates)[0]
         chosen = min(candidates, key=lambda a: a.interval.width * (1.0 if a is usual else 1 / NARROWER))
         compared = len(candidates)
         if lost > LOST and spare is not None:
             # ratios of states let what they have seen stand for the actions that are missing; weights show what is missing
             status, chosen = "caution", spare
-            text.append(f"Take {spare.name}: {d['ess']:.0f} effective episodes stand behind it.")
+            text.append(f"Take {spare.name}: it has {effective(d['ess'])}.")
     span, other = float(d["span"]), None
-    if span > 0 and chosen.interval.width > span:
-        if spare is None or spare.interval.width > span:
+    if _too_wide(chosen, span):
+        if spare is None or _too_wide(spare, span):
             text.append(
                 f"Even the best interval, {chosen.interval.low:.4g} to {chosen.interval.high:.4g}, is wider than the range "
                 "of returns in the log: more episodes are needed."
             )
-            return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0)
+            return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0), None
         text.append(
             f"Take {spare.name}: the interval of {chosen.name} is wider than the range of returns in the log."
         )
@@ -165,14 +157,13 @@ def judge(
         other = both[1] if z is not None and abs(z) > APART else None
     reach = _for_all(estimates.get(chosen.name), chosen.interval.level, compared, seed)
     if other is not None:
-        own, wide = chosen.interval, other.interval
-        reach = max(own.low - wide.low, reach[0]), max(wide.high - own.high, reach[1])
         text.append(
             f"The interval of {chosen.name} is widened to hold that of {other.name}, which differs beyond chance and may be "
             "the right one."
         )
     if status == "trust":
-        status = _agreeing(text, chosen, model, states, episodes, d)
+        why = _why_not(answers, d, stops) if episodes is None else ""
+        status = _agreeing(text, chosen, model, states, episodes, d, why)
     off = [
         a.name
         for a in answers.values()
@@ -191,15 +182,61 @@ def judge(
             + (
                 "the interval allows for any value that the rewards permit there."
                 if chosen is model
+                else "the interval allows for any value where no logged action has weight, and elsewhere this estimate rests on "
+                "the behaviour probabilities being right."
+                if any(one.lost for name, one in estimates.items() if name == chosen.name)
                 else "there this estimate rests on the behaviour probabilities being right."
             )
         )
     if stops:
         text.append(
-            f"Truncated episodes hide a share {hidden:.1%} of the discounted future; estimators marked † in the table "
-            "('stops') leave it out."
+            f"Truncation hides {hidden:.1%} of the discounted future; estimators marked † (on the page: 'stops') count it as "
+            "zero."
         )
-    return Verdict(status, chosen.name, tuple(text)), reach
+    return Verdict(status, chosen.name, tuple(text)), reach, None if other is None else other.name
+
+
+def _off_one(d: Mapping[str, Any]) -> bool:
+    """Whether the mean weight of episodes lies off 1 beyond chance."""
+    return bool(abs(d["mean_weight"] - 1) > 4 * d["mean_weight_error"] + 0.02)
+
+
+def _why_not(answers: Mapping[str, Answer], d: Mapping[str, Any], stops: bool) -> str:
+    """Why importance sampling and doubly robust cannot be used; the first reason that holds."""
+    ran = [answers[name] for name in EPISODES if name in answers]
+    if not ran:
+        return f"none of {', '.join(EPISODES)} was run"
+    if d.get("behaviour_suspicious"):
+        return "the behaviour probabilities look wrong"
+    if _off_one(d):
+        left = d["unsupported"] or 0.0
+        cause = (
+            f"the policy leaves what the log has seen with probability {left:.1%}, and "
+            if left > FAINT
+            else ""
+        )
+        return f"{cause}the weights of episodes average {d['mean_weight']:.2g} and not 1"
+    if stops and all(one.truncation == "stops" for one in ran):
+        return "importance sampling counts nothing after truncated steps"
+    return f"importance sampling has only {effective(d['ess'])} ({FEW:.0f} are needed)"
+
+
+def _nothing_left(answers: Mapping[str, Answer], d: Mapping[str, Any], stops: bool) -> str:
+    """Why no estimate can be recommended."""
+    if not answers:
+        return "No estimator ran: the notes say why."
+    why, left = _why_not(answers, d, stops), d["unsupported"] or 0.0
+    if left > LOST:
+        return (
+            f"With (discounted) probability {left:.0%} the policy takes actions that the log never took in those states, so "
+            f"that no model can be used; and {why}."
+        )
+    return f"No estimate can be recommended: {why}."
+
+
+def _too_wide(one: Answer, span: float) -> bool:
+    """Whether an interval is wider than the range of returns in the log, or has no finite width."""
+    return not np.isfinite(one.interval.width) or 0 < span < one.interval.width
 
 
 def _for_all(estimate: Estimate | None, level: float, many: int, seed: int) -> tuple[float, float]:
@@ -220,8 +257,12 @@ def _agreeing(
     states: list[Answer],
     episodes: Answer | None,
     d: Mapping[str, Any],
+    why: str,
 ) -> str:
-    """Says what stands behind the choice when nothing speaks against it; `trust` if estimates of two families agree."""
+    """Says what stands behind the choice when nothing speaks against it; `trust` if estimates of two families agree.
+
+    `why` says why there are no `episodes` to agree with.
+    """
     if chosen is episodes:
         others = [a for a in (model, *states) if a is not None]
     else:
@@ -232,13 +273,8 @@ def _agreeing(
         )
         return "trust"
     if chosen is episodes:
-        text.append(f"Take {chosen.name}: {d['ess']:.0f} effective episodes stand behind it.")
+        text.append(f"Take {chosen.name}: it has {effective(d['ess'])}.")
         return "trust"
-    why = (
-        "the behaviour probabilities look wrong"
-        if d.get("behaviour_suspicious")
-        else f"only {d['ess']:.0f} effective episodes carry importance sampling"
-    )
     tested = d.get("markov_degrees", 0) > 0
     text.append(
         f"Take {chosen.name}, if the states hold all that matters for what happens next"
@@ -253,23 +289,23 @@ def compare(verdict: Verdict, advantage: Interval | None, reason: str = "") -> V
     if advantage is None:
         sentence = f"Whether it is better than the policy that made the log cannot be said: {reason}."
         return replace(verdict, text=(*verdict.text, sentence)) if reason else verdict
-    better, words = "cannot tell", "not told apart from"
-    if advantage.low > 0:
-        better, words = "better", "better than"
-    elif advantage.high < 0:
-        better, words = "worse", "worse than"
-    sentence = f"The policy is {words} the one that made the log (difference {advantage.low:.4g} to {advantage.high:.4g})."
+    better = "better" if advantage.low > 0 else "worse" if advantage.high < 0 else "cannot tell"
+    sentence = f"The policy is {better} than the one that made the log"
+    if better == "cannot tell":
+        sentence = "The log does not show whether the policy is better or worse than the one that made it"
+    sentence += f" (difference {advantage.low:.4g} to {advantage.high:.4g})."
     return replace(verdict, text=(*verdict.text, sentence), better=better)
 
 
-def difference_score(a: Estimate | None, b: Estimate | None, room: float = 0.0) -> float | None:
+def difference_score(a: Estimate | None, b: Estimate | None) -> float | None:
     """How many standard errors two estimates on the same episodes lie apart, beyond what both leave open; signed."""
     if a is None or b is None or len(a.influence) != len(b.influence):
         return None
     psi = a.influence - b.influence
     error = float(psi.std(ddof=1) / np.sqrt(len(psi)))
     gap = a.value - b.value
-    beyond = max(abs(gap) - room - a.bias_bound - b.bias_bound - 1e-6 * max(1.0, abs(a.value)), 0.0)
+    left_open = open_difference(a, b)[0 if gap > 0 else 1]
+    beyond = max(abs(gap) - left_open - 1e-6 * max(1.0, abs(a.value)), 0.0)
     return float(np.copysign(beyond / max(error, 1e-300), gap)) if beyond else 0.0
 
 
@@ -289,6 +325,15 @@ def _disjoint(a: Answer, b: Answer) -> bool:
     return min(a.interval.high, b.interval.high) < max(a.interval.low, b.interval.low)
 
 
+def _held(estimates: Mapping[str, Estimate], name: str, other: float) -> dict[str, Estimate]:
+    """The estimate of that name with room for another value that may be the right one."""
+    if name not in estimates:
+        return {}
+    one = estimates[name]
+    gap = other - one.value
+    return {name: replace(one, room=(one.room[0] + max(-gap, 0.0), one.room[1] + max(gap, 0.0)))}
+
+
 def conclude(
     answers: dict[str, Answer],
     estimates: dict[str, Estimate],
@@ -297,7 +342,6 @@ def conclude(
     settings: dict[str, Any],
     *,
     preferred: tuple[str, ...],
-    room: tuple[float, float] = (0.0, 0.0),
     logged: Estimate | None = None,
     notes: Iterable[str],
     curves: dict[str, Any],
@@ -307,13 +351,17 @@ def conclude(
     level, seed = settings["level"], settings["seed"]
     answers = {name: answers[name] for name in ESTIMATORS if name in answers}
     own = average = sums.behaviour()
-    diagnostics |= {"disagreeing": disagreeing(answers, estimates), "room": room}
-    verdict, reach = judge(answers, estimates, diagnostics, preferred, max(room), seed)
+    diagnostics["disagreeing"] = disagreeing(answers, estimates)
+    verdict, reach, other = judge(answers, estimates, diagnostics, preferred, seed)
     reason, advantage = "", None
     if verdict.estimator is not None:
         found = answers[verdict.estimator]
-        wider = replace(found, interval=found.interval.widened(*reach))
-        answers[found.name] = replace(found, interval=within(wider, sums.value_range()).interval)
+        interval = found.interval.widened(*reach)
+        if other is not None:
+            interval = interval.holding(answers[other].interval)
+            estimates = estimates | _held(estimates, found.name, answers[other].value)
+        wider = within(replace(found, interval=interval), sums.value_range())
+        answers[found.name] = replace(found, interval=wider.interval)
     if diagnostics["tail_behaviour"] > STOPPED:  # the plain average stops at truncation
         own = logged or average
         if logged is None:
@@ -327,10 +375,7 @@ def conclude(
     elif chosen is None:
         reason = f"{verdict.estimator} has no influence of single episodes"
     elif not reason:
-        gap, psi = chosen.value - own.value, chosen.influence - own.influence
-        advantage = studentised_bootstrap(gap, psi, level=level, seed=seed).widened(*reach)
-        if verdict.estimator in preferred:
-            advantage = advantage.widened(*room)
+        advantage = difference(chosen, own, level=level, seed=seed).widened(*reach)
     notes = list(notes)
     if beyond := [a.name for a in answers.values() if a.beyond]:
         (least, largest), (low, high) = settings["reward_range"], sums.value_range()
