@@ -225,12 +225,14 @@ def test_the_experiment_may_stand_after_the_flags(tmp_path):
     assert (program, rest) == ("marginax reproduce theory", ["--quick", "--seeds", "3"])
     program, _, rest = command.reproduce(["--out", "chain"])  # a folder of that name
     assert rest == ["--out", "chain"]
+    program, _, rest = command.reproduce(["--out", "chain", "theory"])
+    assert (program, rest) == ("marginax reproduce theory", ["--out", "chain"])
 
 
 def test_the_claims_end_the_run_in_a_few_lines(capsys):
     claims = [
         report.claim(
-            rf"claim {k} at $\bar c$ = 1", "here", "mean", np.mean, np.full(3, k), low=3, main=k == 7
+            rf"claim {k} at $\bar c$ = 1", "here", "mean", np.mean, np.full(3, k), low=2.5, main=k == 7
         )
         for k in range(9)
     ]
@@ -245,6 +247,8 @@ def test_the_claims_end_the_run_in_a_few_lines(capsys):
         "✓ claim 3",
     ]
     assert lines[1].endswith("at c̄ = 1: 7 [7, 7]")
+    command.print_claims(claims[:1])
+    assert capsys.readouterr().out.splitlines()[0] == "1 claim: 1 not reproduced"
 
 
 @pytest.mark.parametrize(
@@ -306,6 +310,16 @@ def test_show_prints_the_rates(problem, capsys):
     text = capsys.readouterr().out
     assert "0.900000" in text  # one-step
     assert "Retrace, c̄ = 2" in text
+
+
+def test_show_prints_every_action_whole_and_names_its_problems(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["show", "chain", "--n", "3", "--actions", "12"]) == 0
+    text = capsys.readouterr().out
+    assert "…" not in text
+    assert all(f" a{a} " in text for a in range(12))
+    assert cli.main(["show", "--help"]) == 0
+    assert "chain, open-world or garnet" in capsys.readouterr().out
 
 
 def test_report_of_an_empty_folder_is_an_empty_page(tmp_path):

@@ -130,7 +130,8 @@ def test_a_full_disk_is_reported_and_what_was_finished_stays(tmp_path, monkeypat
 
 def test_a_part_that_fails_is_named_and_the_others_are_kept(tmp_path):
     with pytest.raises(
-        RuntimeError, match=r"squares: the number 0: ZeroDivisionError.*same command tries again"
+        RuntimeError,
+        match=r"squares: the number 0: ZeroDivisionError.*run the same command to try the failed ones again",
     ):
         run(tmp_path, numbers=(1, 0, 3), power=-1)
     assert CALLS == [1, 0, 3]

@@ -85,10 +85,13 @@ class Options:
 def reproduce(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
     """Program name, function and remaining words of `marginax reproduce [EXPERIMENT] …`, for `cli` to parse."""
     place = next(
-        (i for i, word in enumerate(words) if word[:1] != "-" and (i == 0 or word in EXPERIMENTS)), None
+        (
+            i
+            for i, (before, word) in enumerate(zip(["", *words], words, strict=False))
+            if (word in EXPERIMENTS and before != "--out") or (i == 0 and word[:1] != "-")
+        ),
+        None,
     )
-    if place is not None and place > 0 and words[place - 1] == "--out":
-        place = None
     name = "all" if place is None else checks.choice("EXPERIMENT", words[place], ["all", *EXPERIMENTS])
     rest = [word for i, word in enumerate(words) if i != place]
     if name == "all":
@@ -153,7 +156,8 @@ def print_claims(claims: list[report.Claim], lines: int = 5) -> None:
     failed = [claim for claim in claims if claim.verdict != "reproduced"]
     shown = list(dict.fromkeys([*(claim for claim in claims if claim.main), *failed, *claims]))[:lines]
     if claims:
-        console.print(f"{len(claims)} claims: {report.count_verdicts(claims)}", highlight=False)
+        number = "1 claim" if len(claims) == 1 else f"{len(claims)} claims"
+        console.print(f"{number}: {report.count_verdicts(claims)}", highlight=False)
     for claim in shown:
         text = f"{report.plain(claim.text)}: {claim.numbers.replace('[', chr(92) + '[')}"
         console.print(f"{MARKS[claim.verdict]} {text}", highlight=False, soft_wrap=True)
@@ -196,10 +200,12 @@ def show(
     decay: float = 1.0,
     seed: int = 0,
 ) -> None:
-    """Prints contraction rates of every operator on a problem, and the values of its two policies.
+    """Prints contraction rates of every operator on a problem, and the expected returns of pi, mu and the best policy.
+
+    The rate at the start is the mean of local rates over first pairs: start states by their probability, actions by μ.
 
     Args:
-        problem: the problem.
+        problem: chain, open-world or garnet.
         n: length of the chain, side of the Open World, or states of the garnet.
         actions: actions of the chain or the garnet.
         off_policy: β of the chain's behaviour policy βπ + (1-β) uniform.
@@ -232,7 +238,7 @@ def show(
         rows.append((name, f"{rates.max():.6f}", f"{start:.6f}", f"{c.max():g}", contracts))
     _print_table(
         f"Contraction rates (λ = {decay:g})",
-        ("traces", "rate", "at the start", "largest trace", "contracts"),
+        ("traces", "rate", "rate at start", "largest trace", "contracts"),
         rows,
     )
     best = mx.policies.greedy(mdp.optimal_values())
@@ -243,12 +249,14 @@ def show(
         [(name, f"{float(mdp.initial @ mdp.v_values(policy)):.6f}") for name, policy in values],
     )
     if mdp.num_states <= 30:
-        shown = mdp.q_values(pi)[:, :10]
-        _print_table(
-            "Q^π, state by state",
-            ("state", *(f"a{a}" for a in range(shown.shape[1]))),
-            [(str(state), *(f"{value:.4f}" for value in row)) for state, row in enumerate(shown)],
-        )
+        q, most = mdp.q_values(pi), 6
+        for first in range(0, mdp.num_actions, most):
+            shown = range(mdp.num_actions)[first : first + most]
+            _print_table(
+                "Q^π, state by state",
+                ("state", *(f"a{a}" for a in shown)),
+                [(str(state), *(f"{row[a]:.4f}" for a in shown)) for state, row in enumerate(q)],
+            )
 
 
 def _print_table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:

@@ -249,7 +249,9 @@ def run(
                 work.finish(console)
     if failed:
         others = f" (and {len(failed) - 1} more parts)" if len(failed) > 1 else ""
-        raise RuntimeError(f"{failed[0]}{others}; what is finished is kept, and the same command tries again")
+        raise RuntimeError(
+            f"{failed[0]}{others}; finished parts are kept; run the same command to try the failed ones again"
+        )
     return [work.result() for work in works]
 
 
