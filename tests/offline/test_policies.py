@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marginax.offline import evaluate, load_policy, open_data
+from marginax.offline import Log, evaluate, load_policy, open_data
 from reference.offline_logs import GAMMA, garnet_log
 
 NAMES = ("per-decision-is", "weighted-doubly-robust", "certainty-equivalence")
@@ -179,7 +179,10 @@ def test_behaviour_may_be_estimated_or_given(case):
         ({"behaviour": "guess"}, "behaviour must be auto, logged, estimated"),
         ({"behaviour": np.ones((2, 2)) / 2}, r"behaviour must have shape \(5, 3\)"),
         ({"reward_range": (0.0, 0.1)}, "does not contain the log's rewards"),
+        ({"reward_range": (0.0, float("inf"))}, "reward_range must be finite"),
         ({"level": 2.0}, "level must lie in"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"estimators": []}, "estimators is empty"),
     ],
 )
 def test_impossible_settings_are_refused(case, settings, message):
@@ -242,3 +245,41 @@ def test_a_policy_that_raises_is_named_with_its_last_line(case, tmp_path, monkey
         evaluate(path, "broken_policies:f", discount=GAMMA)
     with pytest.raises(ValueError, match="cannot import 'worse_policies': SyntaxError"):
         evaluate(path, "worse_policies:f", discount=GAMMA)
+
+
+def test_headers_of_policy_files(tmp_path):
+    rows = "0.9,0.1\n0.8,0.2\n"
+    path = tmp_path / "pi.csv"
+    for head in ("", "left,right\n", "\ufeff"):
+        path.write_text(head + rows, encoding="utf-8")
+        np.testing.assert_allclose(load_policy(path).table, [[0.9, 0.1], [0.8, 0.2]])
+    path.write_text("0,1,2\n0.5,0.25,0.25\n")  # no probabilities: the names of three actions
+    np.testing.assert_allclose(load_policy(path).table, [[0.5, 0.25, 0.25]])
+    for head, message in (("0,1\n", "may be a header or probabilities"), ("nan,0.5\n", "must be finite")):
+        path.write_text(head + rows)
+        with pytest.raises(ValueError, match=message):
+            load_policy(path)
+    path.write_text("1.0\n1.0\n")
+    assert load_policy(path, kind="table").table.shape == (2, 1)
+
+
+def test_rows_that_do_not_fit_the_actions_are_refused():
+    rows = {"states": np.zeros((2, 1)), "rewards": [0.0, 0.0], "terminal": True, "behaviour": [0.5, 0.5]}
+    two = Log.from_episodes([dict(rows, actions=[0, 1])] * 3)
+    with pytest.raises(ValueError, match="episode 0, step 1: action 1, and the policy policy has 1 columns"):
+        evaluate(two, np.ones((6, 1)), policy_kind="rows")
+    vectors = Log.from_episodes([dict(rows, actions=[[0.5], [0.1]])] * 3)
+    with pytest.raises(ValueError, match="2 numbers per row, and the log's actions are vectors"):
+        evaluate(vectors, np.full((6, 2), 0.5), policy_kind="rows")
+
+
+@pytest.mark.parametrize(
+    ("std", "message"),
+    [
+        (np.zeros((3, 7)), r"means of shape \(4, 1\) and a std of shape \(3, 7\)"),
+        (-0.4, "must not be negative"),
+    ],
+)
+def test_a_std_that_is_none_is_refused(std, message):
+    with pytest.raises(ValueError, match=message):
+        load_policy(lambda x: (np.zeros((len(x), 1)), std))(np.zeros((4, 2)))

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from marginax.offline import Log, evaluate, load_policy, open_data
+from marginax.offline.sources import check_encoding
 
 EPISODES = [
     {"states": [0, 1, 2], "actions": [0, 1, 1], "rewards": [0.0, 1.0, -1.0], "terminal": True},
@@ -136,7 +137,38 @@ def edit(name, index, value):
 
 
 BROKEN = {
-    "missing column": (lambda: columns(reward=None), "no column for the reward"),
+    "missing column": (
+        lambda: columns(reward=None),
+        "no column for the reward .* its columns are 'episode', 'step'",
+    ),
+    "terminal on the final observation": (
+        lambda: columns(terminal=[False, False, True, False, False, True, True], truncated=None),
+        "episode 1, step 2: terminal belongs on the last step",
+    ),
+    "no episode": (
+        lambda: columns(step=None, episode=[0.0, 0.0, None, 1.0, 1.0, 1.0, 2.0]),
+        r"column 'episode': row 2 \(from 0\) has no episode",
+    ),
+    "reward in words": (
+        lambda: columns(reward=["0", "1", "-1", "bad", "0.25", None, "3"]),
+        r"column 'reward', row 3 \(from 0\): 'bad' is not a number",
+    ),
+    "flag in words": (
+        lambda: columns(terminal=["False", "False", "True", "yes", "False", None, "True"]),
+        r"column 'terminal', row 3 \(from 0\): 'yes' is not a number",
+    ),
+    "observation in words": (
+        lambda: columns(state=None, obs_0=["0", "1", "x", "1", "0", "2", "2"], obs_1=[0.5] * 7),
+        r"column 'obs_0', row 2 \(from 0\): 'x' is not a number",
+    ),
+    "repeated observation": (
+        lambda: columns(state=None, obs_0=[0.5] * 7, observation_0=[0.5] * 7),
+        "'obs_0' and 'observation_0' both give number 0",
+    ),
+    "short next observation": (
+        lambda: columns(state=None, obs_0=[0.5] * 7, obs_1=[0.5] * 7, next_obs_0=[0.5] * 7),
+        r"next state \(next_obs_0\) has shape \(1,\), and the state \(2,\)",
+    ),
     "done": (lambda: columns(terminal=None, done=[False] * 7), "'done' does not say"),
     "two columns": (lambda: columns(observation=[0] * 7), "both give the state"),
     "nan reward": (lambda: edit("reward", 1, float("nan")), "episode 0, step 1: reward nan"),
@@ -185,6 +217,10 @@ def test_broken_files_are_refused_with_episode_and_step(tmp_path, case):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"terminal": None}, "episode 0: it has no 'terminal'"),
+        ({"terminal": [False, False, False]}, "episode 0: terminal must be True or False, for its last step"),
+        ({"states": ["a", "b", "c"]}, "episode 0: states must be numbers"),
+        ({"rewards": ["x", "y", "z"]}, "episode 0: rewards must be numbers"),
         ({"states": [0]}, "episode 0: 1 observations for 3 steps; expected 3 or 4"),
         ({"actions": [0]}, "episode 0: 1 actions for 3 steps"),
         ({"rewards": [], "actions": [], "states": [0]}, "episode 0: it has no steps"),
@@ -362,3 +398,60 @@ def test_one_step_truncated_episodes_without_successors_leave_nothing(tmp_path):
     }
     with pytest.raises(ValueError, match="nothing is left of the log"):
         evaluate(write(tmp_path, table), np.full((3, 2), 0.5))
+
+
+def test_whole_observations_in_numbered_columns_are_no_indices(tmp_path):
+    found = open_data(write(tmp_path, columns(state=None, obs_0=[0, 1, 2, 1, 0, 2, 2]))).read()
+    assert found.states.shape == (6, 1)
+    assert not found.tabular
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path, suffix):
+    import gzip
+
+    text = b"\xef\xbb\xbf" + write(tmp_path, columns(), "csv").read_bytes().replace(b'"', b"")
+    path = tmp_path / f"marked.{suffix}"
+    path.write_bytes(gzip.compress(text) if suffix == "csv.gz" else text)
+    same(open_data(path).read(), log())
+
+
+def test_files_without_steps_hold_whole_episodes(tmp_path):
+    """Two files that both have an episode 0 are not one episode of them."""
+    for name in ("a", "b"):
+        table = {"episode": [0, 0], "state": [0, 1], "action": [0, 1], "reward": [1.0, 0.0]}
+        pq.write_table(pa.table(table | {"terminal": [False, False]}), tmp_path / f"{name}.parquet")
+    with pytest.raises(ValueError, match=r"b.parquet begins with episode 0, with which a.parquet ends"):
+        open_data(tmp_path).read()
+
+
+def test_batches_of_batches_of_trajectories():
+    import jax
+
+    import marginax as mx
+
+    mdp, _, mu = mx.problems.chain(n=4, actions=2)
+    batch = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=6, horizon=5)
+    nested = jax.tree.map(lambda x: x.reshape(2, 3, *x.shape[1:]), batch)
+    same(Log.from_trajectories(nested), Log.from_trajectories(batch))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ({"state": 3}, "state must be a list of strings, got 3"),
+        ({"state": "abc"}, "state must be a list of strings"),
+        ({"states": ["a"]}, "encoding has the key 'states'"),
+        ({"state": ["a", "b", "a"]}, "the state 'a' is given twice"),
+        ("alphabetical", "encoding must be 'sorted' or a mapping"),
+    ],
+)
+def test_what_is_no_encoding_is_refused(encoding, message):
+    with pytest.raises(ValueError, match=message):
+        check_encoding(encoding)
+
+
+def test_an_index_beyond_every_table_is_refused_with_its_place():
+    table = columns(state=[0, 1, 10**10, 1, 0, 2, 2])
+    with pytest.raises(ValueError, match="episode 0, step 2: state 10000000000 is too large for an index"):
+        evaluate(table, lambda x: np.full((len(x), 2), 0.5))

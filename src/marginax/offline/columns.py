@@ -91,8 +91,8 @@ class CsvColumns(Columns):
 
     def _text(self) -> Any:
         if self.packed:
-            return io.TextIOWrapper(gzip.open(self.path), "utf-8", newline="")
-        return open(self.path, encoding="utf-8", newline="")
+            return io.TextIOWrapper(gzip.open(self.path), "utf-8-sig", newline="")
+        return open(self.path, encoding="utf-8-sig", newline="")
 
     def batches(self, columns: list[str], size: int) -> Iterator[Batch]:
         """The columns, in blocks of `size` rows, or of 16 MB."""

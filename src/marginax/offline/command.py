@@ -60,7 +60,7 @@ def evaluate(
     from marginax.offline.networks import Training
     from marginax.offline.page import write_report
     from marginax.offline.pipeline import evaluate as evaluate_log
-    from marginax.offline.policies import TablePolicy, load_policy
+    from marginax.offline.policies import TABLES, TablePolicy, load_policy
     from marginax.offline.ranking import Ranking
 
     begin = time.monotonic()
@@ -70,9 +70,10 @@ def evaluate(
     source = _open(data, encoding)
     table: Any = behaviour
     if behaviour not in ("auto", "logged", "estimated"):
-        given = load_policy(behaviour, kind="table")
-        if not isinstance(given, TablePolicy):
+        if Path(behaviour).suffix.lower() not in TABLES:
             raise ValueError(f"behaviour must be auto, logged, estimated or a table, got {behaviour!r}")
+        given = load_policy(behaviour, kind="table")
+        assert isinstance(given, TablePolicy)
         table = given.table
     with _progress(source.total) as progress:
         result = evaluate_log(
@@ -104,19 +105,20 @@ def evaluate(
 
 
 def _open(data: str, encoding: str | None) -> Any:
-    from marginax.offline.sources import open_data
+    from marginax.offline.sources import check_encoding, open_data
 
     if encoding is None:
         return open_data(data)
     if encoding == "sorted":
         return open_data(data, "sorted")
+    path = Path(encoding)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no encoding file {encoding!r} (and it is not 'sorted')")
     try:
-        labels = json.loads(Path(encoding).read_text(encoding="utf-8"))
-        fine = all(isinstance(label, str) for kind in ("state", "action") for label in labels.get(kind, []))
-    except (ValueError, AttributeError) as error:
+        labels = json.loads(path.read_text(encoding="utf-8-sig"))
+        check_encoding(labels)
+    except ValueError as error:
         raise ValueError(f"{encoding} is not an encoding: {error}") from None
-    if not fine:
-        raise ValueError(f"{encoding} is not an encoding: labels of states and actions must be strings")
     return open_data(data, labels)
 
 
@@ -124,8 +126,9 @@ def _named(policies: tuple[str, ...]) -> dict[str, str]:
     """Policies by the last part of their path where that tells them apart, else by their whole path."""
     short = [Path(p).name if ":" not in p else p for p in policies]
     names = short if len(set(short)) == len(short) else list(policies)
-    if len(set(names)) < len(names):
-        raise ValueError(f"the policy {names[0]!r} is given twice")
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ValueError(f"the policy {name!r} is given twice")
     return dict(zip(names, policies, strict=True))
 
 

@@ -149,8 +149,16 @@ class Log:
         """
         parts = []
         for i, episode in enumerate(episodes):
+            for key in ("states", "actions", "rewards", "terminal"):
+                if episode.get(key) is None:
+                    raise ValueError(f"episode {i}: it has no {key!r}")
+            ended = np.asarray(episode["terminal"])
+            if ended.ndim or ended.item() not in (False, True):
+                raise ValueError(
+                    f"episode {i}: terminal must be True or False, for its last step, got {episode['terminal']!r}"
+                )
             terminal = np.zeros(len(episode["rewards"]), dtype=bool)
-            terminal[-1:] = bool(episode["terminal"])
+            terminal[-1:] = bool(ended)
             part = {key: episode[key] for key in ("states", "actions", "rewards")}
             parts.append(part | {"name": i, "terminal": terminal, "behaviour": episode.get("behaviour")})
         log, _ = lay(parts)
@@ -160,13 +168,18 @@ class Log:
 
     @staticmethod
     def from_trajectories(batch: Any) -> Log:
-        """Builds a log from a `marginax.trajectories.Trajectory`, one sequence [T] or a batch [B, T].
+        """Builds a log from a `marginax.trajectories.Trajectory`, one sequence [T] or a batch [..., T].
 
         Each sequence is cut into episodes where a step ended (`discounts` 0) or was `truncated`; the end of
         a sequence that did neither is a truncation. Steps that are not `valid` are dropped.
         """
         fields = ("states", "actions", "rewards", "discounts", "next_states", "truncated", "valid")
-        columns = {k: np.atleast_2d(np.asarray(getattr(batch, k))) for k in fields}
+
+        def flat_rows(values: Any) -> np.ndarray:
+            array = np.atleast_1d(np.asarray(values))
+            return array.reshape(-1, array.shape[-1])
+
+        columns = {k: flat_rows(getattr(batch, k)) for k in fields}
         valid = columns.pop("valid").astype(bool)
         last = np.zeros_like(valid)
         ends = valid.shape[1] - 1 - np.argmax(valid[:, ::-1], axis=1)
@@ -177,7 +190,7 @@ class Log:
         done = (flat["discounts"] == 0) | flat["truncated"].astype(bool) | last[valid]
         behaviour = None
         if getattr(batch, "behaviour", None) is not None:
-            behaviour = np.atleast_2d(np.asarray(batch.behaviour))[valid].astype(np.float64)
+            behaviour = flat_rows(batch.behaviour)[valid].astype(np.float64)
         return Log(
             states=flat["states"].astype(np.int64),
             actions=flat["actions"].astype(np.int64),
@@ -236,7 +249,7 @@ def lay(episodes: Sequence[dict[str, Any]]) -> tuple[Log | None, int]:
     extra = []
     for episode in episodes:
         part: dict[str, Any] = {
-            name: None if episode[name] is None else np.asarray(episode[name], dtype=dtypes.get(name))
+            name: None if episode[name] is None else _numbers(episode, name, dtypes.get(name))
             for name in parts
         }
         states, n = part.pop("states"), len(part["rewards"])
@@ -259,6 +272,16 @@ def lay(episodes: Sequence[dict[str, Any]]) -> tuple[Log | None, int]:
     }
     columns |= {name: as_indices_or_floats(columns[name]) for name in ("states", "actions")}
     return assemble(np.array([len(x) for x in extra]), names, columns, np.concatenate(extra))
+
+
+def _numbers(episode: dict[str, Any], name: str, dtype: Any) -> np.ndarray:
+    try:
+        found = np.asarray(episode[name])
+        if found.size and found.dtype.kind not in "biuf":
+            raise ValueError(f"got {found.dtype}")
+        return found.astype(dtype) if dtype is not None else found
+    except ValueError as error:
+        raise ValueError(f"episode {episode['name']}: {name} must be numbers: {error}") from None
 
 
 def assemble(

@@ -116,7 +116,7 @@ def evaluate(
     discount: float = 0.99,
     horizon: int | None = None,
     policy_kind: str | None = None,
-    estimators: Iterable[str] | None = None,
+    estimators: str | Iterable[str] | None = None,
     behaviour: Any = "auto",
     reward_range: tuple[float, float] | None = None,
     level: float = 0.95,
@@ -137,7 +137,7 @@ def evaluate(
         discount: γ in [0, 1].
         horizon: number of steps whose rewards count; None for all. Where the log is shorter, estimators bootstrap.
         policy_kind: what a two-dimensional array is, a `table` of states or probabilities of the log's `rows`.
-        estimators: names from `ESTIMATORS`; None takes all that apply.
+        estimators: names from `ESTIMATORS`, or one of them; None takes all that apply.
         behaviour: `auto` (the log's probabilities, or estimated where it has none), `logged`, `estimated`,
             or a table [S, A].
         reward_range: least and largest possible reward, for the concentration bound; None takes the log's.
@@ -166,9 +166,20 @@ def evaluate(
     horizon = None if horizon is None else checks.count("horizon", horizon)
     if horizon is not None and 0 < discount < 1 and discount**horizon < 1e-10:
         horizon = None  # nothing of weight follows
-    if not 0.5 <= level < 1:
+    if not 0.5 <= checks.number("level", level) < 1:
         raise ValueError(f"level must lie in [0.5, 1), got {level}")
-    names = tuple(ESTIMATORS) if estimators is None else tuple(estimators)
+    seed = checks.count("seed", seed, 0)
+    if reward_range is not None:
+        if np.shape(reward_range) != (2,):
+            raise ValueError(f"reward_range must be the least and the largest reward, got {reward_range!r}")
+        reward_range = (
+            checks.number("reward_range", reward_range[0]),
+            checks.number("reward_range", reward_range[1]),
+        )
+    given = (estimators,) if isinstance(estimators, str) else estimators
+    names = tuple(ESTIMATORS) if given is None else tuple(given)
+    if not names:
+        raise ValueError("estimators is empty: give at least one, or None for all")
     for name in names:
         checks.choice("an estimator", name, ESTIMATORS)
     source = open_data(data)

@@ -18,6 +18,7 @@ from marginax import _checks as checks
 from marginax.offline.log import Log
 from marginax.offline.sources import Source
 
+TABLES = (".npy", ".csv", ".parquet")
 _SUM = 1e-5  # files often hold single precision
 
 
@@ -47,6 +48,16 @@ class RowPolicy:
             )
         rows = self.probabilities[log.rows]
         if rows.ndim == 2:
+            if not log.discrete_actions:
+                raise ValueError(
+                    f"the policy {self.name} gives {rows.shape[1]} numbers per row, and the log's actions are vectors: give one "
+                    "density per row"
+                )
+            if int(log.actions.max()) >= rows.shape[1]:
+                row = int(np.argmax(log.actions >= rows.shape[1]))
+                raise ValueError(
+                    f"{log.where(row)}: action {log.actions[row]}, and the policy {self.name} has {rows.shape[1]} columns"
+                )
             return np.take_along_axis(rows, log.actions[:, None], axis=1)[:, 0]
         if log.discrete_actions and (rows > 1 + 1e-6).any():
             row = int(np.argmax(rows > 1 + 1e-6))
@@ -72,14 +83,20 @@ class FunctionPolicy:
         if isinstance(result, tuple):
             if len(result) != 2:
                 raise ValueError(f"the policy {self.name} returned {len(result)} arrays, not (mean, std)")
-            mean = np.asarray(result[0], dtype=np.float64)
-            std = np.broadcast_to(np.asarray(result[1], dtype=np.float64), mean.shape)
+            mean, std = (np.asarray(part, dtype=np.float64) for part in result)
+            try:
+                std = np.broadcast_to(std, mean.shape)
+            except ValueError:
+                raise ValueError(
+                    f"the policy {self.name} returned means of shape {mean.shape} and a std of shape {std.shape}"
+                ) from None
             if mean.ndim != 2 or len(mean) != len(observations):
                 raise ValueError(
                     f"the policy {self.name} returned means of shape {mean.shape} for {len(observations)} observations"
                 )
-            if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std >= 0).all()):
+            if not (np.isfinite(mean).all() and np.isfinite(std).all()):
                 raise ValueError(f"the policy {self.name} returned a mean or std that is not finite")
+            checks.non_negative(f"the std of the policy {self.name}", std)
             return mean, std
         table = np.asarray(result, dtype=np.float64)
         if table.ndim != 2 or len(table) != len(observations):
@@ -141,14 +158,14 @@ def _load(policy: Any, source: Source | None, kind: str | None) -> Policy:
     if callable(policy):
         return FunctionPolicy(policy, getattr(policy, "__name__", "function"))
     if not isinstance(policy, str | Path):
-        if np.ndim(policy) not in (1, 2):
-            checks.array("policy", policy, (None, None))
-        return _from_array(np.asarray(policy, dtype=np.float64), "policy", source, kind)
+        return _from_array(checks.array("policy", policy), "policy", source, kind)
     path = Path(policy)
-    if path.suffix.lower() in (".npy", ".csv", ".parquet"):
+    if path.suffix.lower() in TABLES:
         if not path.is_file():
             raise FileNotFoundError(f"there is no policy file {str(path)!r}")
-        return _from_array(_read(path), path.name, source, kind)
+        array = _read(path)
+        column = array.ndim == 2 and array.shape[1] == 1 and path.suffix.lower() != ".npy" and kind != "table"
+        return _from_array(array[:, 0] if column else array, path.name, source, kind)
     if path.is_dir():
         return _from_run(path)
     if ":" in str(policy):
@@ -271,13 +288,7 @@ def _read(path: Path) -> np.ndarray:
         except ValueError as error:
             raise ValueError(f"{path.name} is not a plain NumPy array: {error}") from None
     elif path.suffix.lower() == ".csv":
-        with open(path) as file:
-            header = any(c.isalpha() for c in file.readline().replace("e", "").replace("E", ""))
-        try:
-            array = np.loadtxt(path, delimiter=",", skiprows=int(header), ndmin=2)
-        except ValueError as error:
-            raise ValueError(f"{path.name} is not a table of numbers: {error}") from None
-        array = array[:, 0] if array.shape[1] == 1 else array
+        array = _read_csv(path)
     else:
         try:
             import pyarrow.parquet as pq
@@ -285,11 +296,41 @@ def _read(path: Path) -> np.ndarray:
             raise checks.missing_package("a Parquet file", "pyarrow", "offline") from error
         columns = pq.read_table(path)
         array = np.stack([column.to_numpy() for column in columns.columns], axis=1)
-        array = array[:, 0] if array.shape[1] == 1 else array
     try:
         return np.asarray(array, dtype=np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"{path.name} does not hold numbers") from None
+
+
+def _read_csv(path: Path) -> np.ndarray:
+    """The numbers of a CSV file, after a header if it has one.
+
+    A first line with a cell that is no number is a header, and so is 0,1,2,… for three actions or more, which are no
+    probabilities. For two actions 0,1 may be either.
+    """
+    with open(path, encoding="utf-8-sig") as file:
+        lines = [line for line in file if line.strip()]
+    if not lines:
+        raise ValueError(f"{path.name} is empty: it has no probabilities")
+    first = [cell.strip().strip('"') for cell in lines[0].split(",")]
+    numbered = first == [str(a) for a in range(len(first))]
+    if numbered and len(first) == 2:
+        raise ValueError(
+            f"{path.name}: the first line, 0,1, may be a header or probabilities; remove the header, or write 0.0,1.0"
+        )
+    header = (numbered and len(first) > 2) or not all(map(_is_number, first))
+    try:
+        return np.loadtxt(lines[header:], delimiter=",", ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not a table of numbers: {error}") from None
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _imported(address: str) -> Callable[[np.ndarray], Any]:

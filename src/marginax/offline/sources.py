@@ -11,6 +11,7 @@ import numpy as np
 
 from marginax.offline.log import NO_SUCCESSORS, Log, join
 
+LARGEST = 100_000_000  # index for which a table is still made
 CHUNK = 500_000  # transitions held at a time
 Encoding = Mapping[str, list[str]] | Literal["sorted"] | None
 """The order of labels of `state` and `action`; `sorted` is that of the alphabet."""
@@ -64,8 +65,12 @@ class Source:
             return known
         states = actions = 0
         for log in self.chunks():
-            ahead = int(log.next_states[~log.terminal].max(initial=-1))
-            states = max(states, int(log.states.max()) + 1, ahead + 1)
+            following = np.where(log.terminal, 0, log.next_states)
+            for name, values in (("state", log.states), ("next state", following), ("action", log.actions)):
+                if int(values.max()) > LARGEST:
+                    row = int(np.argmax(values > LARGEST))
+                    raise ValueError(f"{log.where(row)}: {name} {values[row]} is too large for an index")
+            states = max(states, int(log.states.max()) + 1, int(following.max()) + 1)
             actions = max(actions, int(log.actions.max()) + 1)
         self._found = (states, actions)
         return self._found
@@ -74,7 +79,8 @@ class Source:
         """Notes how many episodes lost their last step."""
         if episodes:
             self.notes = [
-                f"{episodes} truncated episodes came without their final observation: their last step was set aside"
+                f"{episodes:,} truncated episode{'s' if episodes > 1 else ''} came without the final observation: the last step was "
+                "set aside; episodes of one step were dropped"
             ]
 
     def read(self) -> Log:
@@ -116,6 +122,7 @@ def open_data(data: Any, encoding: Encoding = None) -> Source:
     from marginax.offline.minari_files import open_minari
     from marginax.offline.tabular_files import open_tables
 
+    check_encoding(encoding)
     if isinstance(data, Source):
         return data
     if isinstance(data, Log):
@@ -132,3 +139,29 @@ def open_data(data: Any, encoding: Encoding = None) -> Source:
             f"data must be a Log, a Trajectory, a frame, a file or a Minari dataset, not {type(data).__name__}"
         )
     return open_minari(data)
+
+
+def check_encoding(encoding: Any) -> None:
+    """Refuses what is not an order of labels.
+
+    Raises:
+        ValueError: if it is neither None, `sorted`, nor a mapping of `state` and `action` to lists of different words.
+
+    >>> check_encoding({"state": ["home", "home"]})
+    Traceback (most recent call last):
+    ValueError: encoding: the state 'home' is given twice
+    """
+    if encoding is None or encoding == "sorted":
+        return
+    if not isinstance(encoding, Mapping):
+        raise ValueError(
+            f"encoding must be 'sorted' or a mapping of state and action to lists, got {encoding!r}"
+        )
+    for kind, labels in encoding.items():
+        if kind not in ("state", "action"):
+            raise ValueError(f"encoding has the key {kind!r}; its keys are 'state' and 'action'")
+        if not isinstance(labels, list | tuple) or not all(isinstance(label, str) for label in labels):
+            raise ValueError(f"encoding: {kind} must be a list of strings, got {labels!r}")
+        for i, label in enumerate(labels):
+            if label in labels[:i]:
+                raise ValueError(f"encoding: the {kind} {label!r} is given twice")

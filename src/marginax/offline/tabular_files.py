@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -91,6 +92,7 @@ class TableSource(Source):
     def _batches(self, roles: tuple[str, ...] | None = None) -> Iterator[dict[str, np.ndarray]]:
         columns = {role: self.columns[role] for role in roles or self.columns}
         needed = [name for group in columns.values() for name in group]
+        row, before, last = self.first_row, "", None
         for part in self.parts:
             missing = set(needed) - set(part.names)
             if missing:
@@ -100,9 +102,17 @@ class TableSource(Source):
             for batch in part.batches(needed, self.chunk // 2):
                 block = {}
                 for role, names in columns.items():
-                    found = [batch[name] for name in names]
-                    wide = len(found) > 1
-                    block[role] = np.stack([_floats(f, role) for f in found], axis=1) if wide else found[0]
+                    block[role] = batch[names[0]]
+                    if names[0].lower() not in NAMES[role]:  # obs_0, …: numbers, and never indices
+                        block[role] = np.stack([_floats(batch[name], name, row) for name in names], axis=1)
+                if "episode" in block:
+                    episode = block["episode"]
+                    if before and before != part.name and episode[0] == last and "step" not in self.columns:
+                        raise ValueError(
+                            f"{part.name} begins with episode {episode[0]}, with which {before} ends: without a step column "
+                            "each file must hold whole episodes, with names that no other file has"
+                        )
+                    row, before, last = row + len(episode), part.name, episode[-1]
                 yield block
 
     def _find_labels(self, given: Encoding) -> None:
@@ -223,35 +233,50 @@ class _Reader:
 
     def logs(self, block: dict[str, np.ndarray]) -> Iterator[Log]:
         """The log of a block, if any of its steps can be used."""
-        episode = block["episode"]
+        episode, first = _whole(block["episode"]), self.row
         n = len(episode)
-        rows = self.row + np.arange(n)
+        missing = _missing(episode)
+        if missing.any():
+            raise ValueError(
+                f"column {self.columns['episode'][0]!r}: row {first + int(np.argmax(missing))} (from 0) has no episode"
+            )
+        rows = first + np.arange(n)
         self.row += n
         starts = np.concatenate([[0], np.flatnonzero(episode[1:] != episode[:-1]) + 1])
         lengths = np.diff(np.append(starts, n))
         place = Place(lengths, episode[starts])
         self._check_names(episode[starts])
         if "step" in block:
-            self._check_steps(block["step"], place)
+            self._check_steps(self._numbers("step", block, first), place)
         last = starts + lengths - 1
         missing = _missing(block["action"])
         extra = np.zeros(n, dtype=bool)
         extra[last] = missing[last]
         place.refuse(missing & ~extra, "the action is missing, and more steps of the episode follow")
-        terminal = _flags(block["terminal"], "terminal", place, extra)
-        truncated = _flags(block["truncated"], "truncated", place, extra) if "truncated" in block else None
+        terminal = self._flags("terminal", block, first, place, extra)
+        late = extra & terminal
+        late[1:] &= ~terminal[:-1]
+        place.refuse(
+            late, "terminal belongs on the last step that has an action, and not on the final observation"
+        )
+        truncated = self._flags("truncated", block, first, place, extra) if "truncated" in block else None
         states = self._indices("state", block["state"], place)
         following = None
         if "next_state" in block:
             following = self._indices("next_state", block["next_state"], place, extra | terminal)
+            if following.shape != states.shape:
+                names = ", ".join(self.columns["next_state"])
+                raise ValueError(
+                    f"the next state ({names}) has shape {following.shape[1:]}, and the state {states.shape[1:]}"
+                )
         found = {
             "states": states,
             "actions": self._indices("action", block["action"], place, extra),
-            "rewards": _floats(block["reward"], "reward"),
+            "rewards": self._numbers("reward", block, first),
             "terminal": terminal,
             "truncated": truncated,
             "next_states": following,
-            "behaviour": _floats(block["behaviour"], "behaviour") if "behaviour" in block else None,
+            "behaviour": self._numbers("behaviour", block, first) if "behaviour" in block else None,
             "rows": rows,
         }
         log, dropped = assemble(lengths, episode[starts], found, extra)
@@ -271,8 +296,25 @@ class _Reader:
             )
         self.seen |= fresh
 
-    def _check_steps(self, given: np.ndarray, place: Place) -> None:
-        steps = _floats(given, "step")
+    def _numbers(self, role: str, block: dict[str, np.ndarray], first: int) -> np.ndarray:
+        return _floats(block[role], self.columns[role][0], first)
+
+    def _flags(
+        self, role: str, block: dict[str, np.ndarray], first: int, place: Place, ignore: np.ndarray
+    ) -> np.ndarray:
+        values = block[role]
+        if values.dtype == bool:
+            return values
+        if values.dtype == object or values.dtype.kind == "U":
+            words = {"true": 1.0, "false": 0.0, "": np.nan, "none": np.nan}
+            values = np.array([words.get(str(v).lower(), v) for v in values.tolist()], dtype=object)
+        column = self.columns[role][0]
+        floats = _floats(values, column, first)
+        bad = ~np.isin(floats, (0.0, 1.0)) & ~ignore
+        place.refuse(bad, column + " is {}, not true or false", floats)
+        return floats == 1.0
+
+    def _check_steps(self, steps: np.ndarray, place: Place) -> None:
         if self.base is None:
             self.base = int(steps[0]) if steps[0] in (0.0, 1.0) else 0
         bad = steps != place.step + self.base
@@ -295,7 +337,7 @@ class _Reader:
             self.discrete.setdefault(kind, True)
             if self.discrete[kind]:
                 return values.astype(np.int64)
-        floats = _floats(values, role)
+        floats = _floats(values, self.columns[role][0], self.row - len(values))
         whole = np.isfinite(floats) & (floats == np.floor(floats))
         if ignore is not None:
             whole |= ignore
@@ -314,7 +356,7 @@ class _Reader:
         unknown = ordered[found] != words
         if ignore is not None:
             unknown &= ~ignore
-        place.refuse(unknown, f"{role} {{!r}} is missing or unknown", words)
+        place.refuse(unknown, f"{role} '{{}}' is missing or unknown", words)
         return index[found].astype(np.int64)
 
 
@@ -334,6 +376,11 @@ def _assign(names: list[str]) -> dict[str, list[str]]:
                 (re.fullmatch(rf"(?:{stems})[_\[]?(\d+)\]?", key), name) for key, name in lower.items()
             ]
             vector = sorted((int(match.group(1)), name) for match, name in matches if match)
+            for (number, name), (same, other) in itertools.pairwise(vector):
+                if number == same:
+                    raise ValueError(
+                        f"columns {name!r} and {other!r} both give number {number} of the {role}"
+                    )
             if vector:
                 found[role] = [name for _, name in vector]
     if "terminal" not in found and "done" in lower:
@@ -343,7 +390,9 @@ def _assign(names: list[str]) -> dict[str, list[str]]:
         )
     for role in ("episode", "state", "action", "reward", "terminal"):
         if role not in found:
-            raise ValueError(f"there is no column for the {role} (looked for {', '.join(NAMES[role])})")
+            columns = f"its columns are {', '.join(map(repr, names))}" if names else "it has no columns"
+            looked = ", ".join(NAMES[role])
+            raise ValueError(f"there is no column for the {role} (looked for {looked}); {columns}")
     return found
 
 
@@ -376,19 +425,22 @@ def _missing(values: np.ndarray) -> np.ndarray:
     return np.zeros(len(values), dtype=bool)
 
 
-def _floats(values: np.ndarray, name: str) -> np.ndarray:
+def _whole(values: np.ndarray) -> np.ndarray:
+    """Numbers that are all whole as integers, as people read them."""
+    if values.dtype.kind == "f" and np.isfinite(values).all() and (values == np.floor(values)).all():
+        return values.astype(np.int64)
+    return values
+
+
+def _floats(values: np.ndarray, column: str, first: int) -> np.ndarray:
+    """A column of numbers, whose first row has that number in the file."""
     try:
         return values.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"column {name!r} holds something that is not a number") from error
-
-
-def _flags(values: np.ndarray, name: str, place: Place, ignore: np.ndarray) -> np.ndarray:
-    if values.dtype == bool:
-        return values & ~ignore
-    if values.dtype == object:
-        values = np.array([np.nan if value is None else value for value in values], dtype=object)
-    floats = _floats(values, name)
-    bad = ~np.isin(floats, (0.0, 1.0)) & ~ignore
-    place.refuse(bad, name + " is {}, not true or false", floats)
-    return (floats == 1.0) & ~ignore
+    except (TypeError, ValueError):
+        for row, value in enumerate(values.tolist()):
+            try:
+                float("nan" if value is None else value)
+            except (TypeError, ValueError):
+                place = f"row {first + row} (from 0)"
+                raise ValueError(f"column {column!r}, {place}: {value!r} is not a number") from None
+        raise
