@@ -74,6 +74,15 @@ def test_a_saved_agent_is_a_gaussian_around_its_actor(tmp_path):
         load_policy(tmp_path / "empty")
 
 
+def test_a_saved_agent_of_discrete_actions_takes_the_best_one(tmp_path):
+    from marginax.deep.policy import Policy
+
+    layers = [(np.eye(3, dtype=np.float32), np.zeros(3, np.float32))]
+    Policy(layers, np.array([0.0]), np.array([2.0]), 0.0, "grid/catch").save(tmp_path / "policy-a-seed-0.npz")
+    found = load_policy(tmp_path)(np.array([[0.1, 0.9, 0.2], [0.0, 0.0, 1.0]]))
+    np.testing.assert_array_equal(found, [[0, 1, 0], [0, 0, 1]])
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [

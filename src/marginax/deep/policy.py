@@ -38,12 +38,16 @@ class Policy(NamedTuple):
     scale: float
     simulator: str
 
+    @property
+    def num_actions(self) -> int | None:
+        """How many discrete actions there are; None in a box. A discrete action is one number, with an output for each value."""
+        count = self.layers[-1][1].shape[-1]
+        return count if count != len(self.low) else None
+
     def __call__(self, observations: np.ndarray) -> np.ndarray | np.integer:
         """Actions for observations `[n]` or `[batch, n]`: within the bounds, or the indices of the best discrete ones."""
         found = outputs(self.layers, observations)
-        if found.shape[-1] != len(
-            self.low
-        ):  # a discrete action is one number, and has an output for each of its values
+        if self.num_actions is not None:
             return np.argmax(found, axis=-1)
         return to_bounds(np.tanh(found), self.low, self.high)
 

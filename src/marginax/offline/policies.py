@@ -357,20 +357,22 @@ def _current_folder() -> Iterator[None]:
 
 
 def _from_run(folder: Path) -> Policy:
-    """The Gaussian policy of a run of `marginax train`: its actor with the scale of its exploration."""
+    """The policy of a run of `marginax train`: Gaussian around its actor in a box, the best action where actions are discrete."""
     from marginax.deep.policy import load_policy as load_saved
 
     saved = load_saved(folder)
     std = saved.scale * (saved.high - saved.low) / 2
 
-    def gaussian(observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def policy(observations: np.ndarray) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         width = saved.layers[0][0].shape[0]
         if observations.ndim != 2 or observations.shape[1] != width:
             raise ValueError(
                 f"the policy in {folder} takes observations of {width} numbers, "
                 f"and those of the log have shape {observations.shape[1:]}"
             )
-        mean = np.asarray(saved(observations.astype(np.float32)), dtype=np.float64)
-        return mean, np.broadcast_to(std, mean.shape)
+        actions = saved(observations.astype(np.float32))
+        if saved.num_actions is not None:
+            return np.eye(saved.num_actions)[actions]
+        return np.asarray(actions, dtype=np.float64), std
 
-    return FunctionPolicy(gaussian, str(folder))
+    return FunctionPolicy(policy, str(folder))
