@@ -33,7 +33,7 @@ class Episode(NamedTuple):
 def from_episodes(
     episodes: Iterable[Any], discount: float, *, final_observation: bool = True, length: int | None = None
 ) -> Trajectory:
-    r"""Puts episodes side by side, one a row, padded to the longest.
+    r"""Puts episodes side by side, one per row, padded to the longest.
 
     An `Episode`, a mapping, or any object with fields of these names will do, so that Minari's episodes can
     be given as they are: `observations`, `actions`, `rewards`; `terminated` and `truncated` of the last step,

@@ -19,7 +19,7 @@ from ._trajectory import Trajectory
 class SamplingTables(eqx.Module):
     r"""The tables from which a `TabularMDP` is sampled; a pytree that `sample` takes in place of the MDP.
 
-    Successors are kept as lists, one a pair, with cumulated probabilities: memory is that of the non-zero
+    Successors are kept as lists, one per pair, with cumulated probabilities: memory is that of the non-zero
     entries of `p`, and a draw is a binary search. Probabilities are resolved to $2^{-23}$ in single
     precision.
 
