@@ -14,6 +14,7 @@ import pytest
 
 from marginax import cli
 from marginax.offline import Log, evaluate, write_report
+from marginax.offline.command import _named, _open
 from reference.offline_logs import garnet_log
 
 
@@ -62,6 +63,8 @@ def test_evaluate_writes_table_json_and_page(files, capsys):
         ({"data": "nowhere.csv"}, "there is no file"),
         ({"policy": "nowhere.npy"}, "there is no policy file"),
         ({"discount": "1.5"}, "discount must lie in"),
+        ({"behaviour": "foo"}, "behaviour must be auto, logged, estimated or a table, got 'foo'"),
+        ({"seed": "-1"}, "seed must be at least 0"),
         ({"estimators": "sorcery"}, "an estimator must be one of"),
         ({"out": "log.csv/inside"}, "cannot write to the folder"),
     ],
@@ -211,3 +214,20 @@ def test_an_interrupt_ends_at_once(files):
         assert "interrupted" in error
         assert "Traceback" not in error
         assert time.monotonic() - begin < 10  # two seconds on an idle machine
+
+
+def test_a_policy_given_twice_and_a_missing_encoding_are_named():
+    with pytest.raises(ValueError, match=r"'b\.npy' is given twice"):
+        _named(("a.npy", "b.npy", "b.npy"))
+    with pytest.raises(FileNotFoundError, match=r"there is no encoding file 'missing\.json'"):
+        _open("log.csv", "missing.json")
+
+
+def test_a_level_is_printed_as_given_and_lines_fit(files, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ["evaluate", str(files / "log.csv"), "--policy", str(files / "pi.npy"), "--discount", "0.9"]
+    words += ["--estimators", "weighted-doubly-robust", "certainty-equivalence"]
+    assert cli.main([*words, "--level", "0.999"]) == 0
+    printed = capsys.readouterr().out
+    assert "99.9% interval" in printed
+    assert max(len(line) for line in printed.splitlines()) <= 80
