@@ -170,6 +170,10 @@ def test_labels_are_encoded_and_the_encoding_can_be_given_again(files, capsys):
         assert cli.main(["evaluate", str(files / data), *policy, *names, *more, "--out", str(out)]) == 0
         found.append(json.loads((out / "evaluation.json").read_text())["answers"])
     assert found[0] == found[1] == found[2]
+    listed = json.loads((files / "1" / "evaluation.json").read_text())["diagnostics"]
+    for name in ("largest_weights", "largest_ratios"):
+        assert listed[name][0]["state"].startswith("room ")
+        assert listed[name][0]["action"].startswith("go ")
     assert json.loads((files / "1" / "encoding.json").read_text())["action"] == ["go 0", "go 1", "go 2"]
     (files / "short.json").write_text('{"state": ["room 0"], "action": ["go 0", "go 1", "go 2"]}')
     words = ["evaluate", str(files / "words.csv"), *policy, "--encoding", str(files / "short.json")]

@@ -242,5 +242,6 @@ def _show_ranking(ranking: Any) -> None:
 def _cells(a: Any) -> tuple[str, ...]:
     name = "(the log's own return)" if a.name == "behaviour" else a.name
     name += " †" if a.truncation == "stops" else ""
-    effective = "" if a.ess is None else f"{a.ess:,.0f} {'steps' if a.ess_of == 'transitions' else a.ess_of}"
+    unit = "step" if a.ess_of == "transitions" else "episode"
+    effective = "" if a.ess is None else f"{a.ess:,.0f} {unit}{'' if round(a.ess) == 1 else 's'}"
     return name, f"{a.value:.4g}", f"{a.interval.low:.4g} … {a.interval.high:.4g}", effective
