@@ -56,3 +56,21 @@ def test_degenerate_samples_have_no_false_width():
     assert studentised_bootstrap(2.0, np.zeros(10)).width < 1e-5
     assert studentised_bootstrap(2.0, np.zeros(1)).width == np.inf
     assert Interval(1.0, 1.0).width == 0.0
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "message"),
+    [
+        ([1.0, 2.0, 3.0], {"level": 95.0}, r"level must lie in \(0, 1\), got 95"),
+        ([1.0, 2.0, 3.0], {"replicates": 0}, "replicates must be at least 1"),
+        ([1.0, np.nan, 3.0], {}, r"values\[1\] = nan"),
+    ],
+)
+def test_impossible_settings_of_the_bootstrap_are_refused(values, settings, message):
+    with pytest.raises(ValueError, match=message):
+        bootstrap(values, **settings)
+
+
+def test_nothing_has_no_interquartile_mean():
+    with pytest.raises(ValueError, match="at least one entry"):
+        interquartile_mean(np.zeros((0, 3)))

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from marginax import _checks as checks
+
 __all__ = ["Interval", "bootstrap", "interquartile_mean", "studentised_bootstrap"]
 
 _ROUNDING = 1e-6  # logs hold single precision: no interval is narrower than that, relative to the value
@@ -71,7 +73,8 @@ def bootstrap(
         The interval between the quantiles of the replicates, an array of intervals where the statistic is an array.
 
     Raises:
-        ValueError: the arrays have no rows, or different numbers of rows.
+        ValueError: the arrays have no rows, different numbers of rows, or entries that are not finite; or level or replicates
+            are out of range.
 
     >>> interval = bootstrap(np.arange(100.0))
     >>> print(f"{interval.low:.2f} {interval.high:.2f}")
@@ -81,6 +84,11 @@ def bootstrap(
     counts = [array.shape[0] if array.ndim else 0 for array in arrays]
     if len(set(counts)) != 1 or not counts[0]:
         raise ValueError(f"values must have the same, non-zero number of rows, got {counts}")
+    if not 0 < checks.number("level", level) < 1:
+        raise ValueError(f"level must lie in (0, 1), got {level}")
+    checks.count("replicates", replicates)
+    for array in arrays:
+        checks.finite("values", array)
     rows = np.random.default_rng(seed).integers(counts[0], size=(replicates, counts[0]))
     found = np.array([statistic(*(array[row] for array in arrays)) for row in rows])
     low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2], axis=0)
@@ -96,6 +104,8 @@ def interquartile_mean(values: ArrayLike, axis: int = 0) -> Any:
     """
     ordered = np.sort(np.moveaxis(np.asarray(values, float), axis, 0), axis=0)
     count = len(ordered)
+    if count == 0:
+        raise ValueError("values must have at least one entry along the axis, got none")
     edges = np.arange(count + 1)
     share = np.clip(np.minimum(edges[1:], 0.75 * count) - np.maximum(edges[:-1], 0.25 * count), 0, None)
     return np.tensordot(share, ordered, 1) / (count / 2)

@@ -14,6 +14,7 @@ import pytest
 
 from marginax import cli
 from marginax.offline import Log, evaluate, write_report
+from marginax.offline.command import _named, _open
 from reference.offline_logs import garnet_log
 
 
@@ -62,6 +63,8 @@ def test_evaluate_writes_table_json_and_page(files, capsys):
         ({"data": "nowhere.csv"}, "there is no file"),
         ({"policy": "nowhere.npy"}, "there is no policy file"),
         ({"discount": "1.5"}, "discount must lie in"),
+        ({"behaviour": "foo"}, "behaviour must be auto, logged, estimated or a table, got 'foo'"),
+        ({"seed": "-1"}, "seed must be at least 0"),
         ({"estimators": "sorcery"}, "an estimator must be one of"),
         ({"out": "log.csv/inside"}, "cannot write to the folder"),
     ],
@@ -167,6 +170,10 @@ def test_labels_are_encoded_and_the_encoding_can_be_given_again(files, capsys):
         assert cli.main(["evaluate", str(files / data), *policy, *names, *more, "--out", str(out)]) == 0
         found.append(json.loads((out / "evaluation.json").read_text())["answers"])
     assert found[0] == found[1] == found[2]
+    listed = json.loads((files / "1" / "evaluation.json").read_text())["diagnostics"]
+    for name in ("largest_weights", "largest_ratios"):
+        assert listed[name][0]["state"].startswith("room ")
+        assert listed[name][0]["action"].startswith("go ")
     assert json.loads((files / "1" / "encoding.json").read_text())["action"] == ["go 0", "go 1", "go 2"]
     (files / "short.json").write_text('{"state": ["room 0"], "action": ["go 0", "go 1", "go 2"]}')
     words = ["evaluate", str(files / "words.csv"), *policy, "--encoding", str(files / "short.json")]
@@ -211,3 +218,20 @@ def test_an_interrupt_ends_at_once(files):
         assert "interrupted" in error
         assert "Traceback" not in error
         assert time.monotonic() - begin < 10  # two seconds on an idle machine
+
+
+def test_a_policy_given_twice_and_a_missing_encoding_are_named():
+    with pytest.raises(ValueError, match=r"'b\.npy' is given twice"):
+        _named(("a.npy", "b.npy", "b.npy"))
+    with pytest.raises(FileNotFoundError, match=r"there is no encoding file 'missing\.json'"):
+        _open("log.csv", "missing.json")
+
+
+def test_a_level_is_printed_as_given_and_lines_fit(files, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ["evaluate", str(files / "log.csv"), "--policy", str(files / "pi.npy"), "--discount", "0.9"]
+    words += ["--estimators", "weighted-doubly-robust", "certainty-equivalence"]
+    assert cli.main([*words, "--level", "0.999"]) == 0
+    printed = capsys.readouterr().out
+    assert "99.9% interval" in printed
+    assert max(len(line) for line in printed.splitlines()) <= 80

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from marginax.offline import Log, evaluate, observations
-from offline.test_observations import QUICK, log_of, softmax
+from offline.test_observations import QUICK, gaussian, log_of, softmax
 
 
 def bandit(rewards=(0.0, 1.0), chance=0.5, episodes=200):
@@ -170,3 +170,10 @@ def test_what_observations_cannot_have_is_refused_before_anything_is_trained(mon
         evaluate(log, softmax(0.5), reward_range=(0.9, 1.0))
     with pytest.raises(ValueError, match="a single episode"):
         evaluate(log.select([0]), softmax(0.5))
+
+
+@pytest.mark.parametrize("mu", [softmax(2.0), gaussian(0.2)], ids=["discrete", "continuous"])
+def test_the_log_s_own_policy_hardly_leaves_it_whatever_the_discount(mu):
+    log = log_of(mu, episodes=60, steps=15)
+    found = evaluate(log, mu, discount=0.99, estimators=["certainty-equivalence"], training=QUICK)
+    assert found.diagnostics["unsupported"] < 0.15

@@ -21,6 +21,7 @@ from marginax.weights.empirical import EmpiricalMDP
 
 NOT_LOGGED = "behaviour is to be taken from the log, which has no behaviour probabilities"
 HELD_OUT = 10  # every tenth episode is kept for calibration
+_RARE = 0.002  # of the log's own actions have a density that counts as outside it
 _FINE = 0.02  # mean calibration error that a good fit reaches; six times as much is suspicious
 
 
@@ -140,7 +141,7 @@ def fit_behaviour(pairs: Pairs, seed: int, training: Training) -> Behaviour:
     outputs = predicted(pairs.observations)
     logs = np.asarray(_log_density(outputs, pairs.actions, pairs.discrete))
     check = held if held.any() else ~held
-    rare = float(np.quantile(logs, 0.002))
+    rare = float(np.quantile(logs, _RARE))
     left, left_first = (
         _unsupported(predicted(choices.observations), choices, pairs.discrete, rare, pairs.never)
         for choices in (pairs.following, pairs.starts)
@@ -233,12 +234,14 @@ def _calibrate(outputs: np.ndarray, actions: np.ndarray, discrete: bool) -> Cali
 def _unsupported(
     outputs: np.ndarray, choices: Choices, discrete: bool, rare: float, never: np.ndarray
 ) -> np.ndarray:
-    """[N] weight of π's choices that μ takes with less than 1% or that the log never has, or with less density than 0.2% of its
-    own."""
+    """[N] weight of π's choices that the log never has, or that μ takes with less than 1% (or with less density than 0.2% of its
+    own), beyond what μ itself gives them: a policy like μ leaves nothing."""
     if discrete:
-        return (choices.weights * (never | (np.asarray(jax.nn.softmax(outputs)) < 0.01))).sum(axis=1)
+        chance = np.asarray(jax.nn.softmax(outputs))
+        beyond = np.where(chance < 0.01, np.maximum(choices.weights - chance, 0.0), 0.0)
+        return np.where(never, choices.weights, beyond).sum(axis=1)
     share = np.zeros(len(outputs))
     for m in range(choices.weights.shape[1]):
         density = np.asarray(_log_density(outputs, choices.actions[:, m], discrete))
-        share += choices.weights[:, m] * (density < rare)
+        share += choices.weights[:, m] * ((density < rare) - _RARE)
     return share

@@ -178,11 +178,12 @@ def _table(title: str, columns: tuple[str, ...]) -> Any:
 def _show(result: Any) -> None:
     """Prints the answers, the diagnostics that matter and the verdict."""
     from rich.console import Console
+    from rich.text import Text
 
     from marginax.offline.results import share
 
     console, d, settings = Console(), result.diagnostics, result.settings
-    interval = f"{settings['level']:.0%} interval"
+    interval = f"{100 * settings['level']:g}% interval"
     title = f"Value of {settings['policy']} on {settings['data']}"
     table = _table(title, ("estimator", "value", interval, "effective"))
     for answer in result.answers.values():
@@ -206,8 +207,8 @@ def _show(result: Any) -> None:
     for note in result.notes:
         console.print(f"Note: {note}.", highlight=False, markup=False)
     colour = {"trust": "green", "caution": "yellow", "cannot tell": "red"}[result.verdict.status]
-    console.print(f"[bold {colour}]{result.verdict.status.capitalize()}.[/]", end=" ")
-    console.print(" ".join(result.verdict.text), markup=False)
+    verdict = Text(f"{result.verdict.status.capitalize()}.", style=f"bold {colour}")
+    console.print(verdict.append(" " + " ".join(result.verdict.text), style="not bold default"))
 
 
 def _show_ranking(ranking: Any) -> None:
@@ -218,7 +219,7 @@ def _show_ranking(ranking: Any) -> None:
     first = next(iter(ranking.policies.values())).settings
     table = _table(
         f"{len(ranking.policies)} policies on {first['data']}",
-        ("policy", "value", f"{first['level']:.0%} interval", "estimator", "verdict", "than the log's"),
+        ("policy", "value", f"{100 * first['level']:g}% interval", "estimator", "verdict", "than the log's"),
     )
     for name in ranking.order:
         one = ranking.policies[name]
@@ -241,5 +242,6 @@ def _show_ranking(ranking: Any) -> None:
 def _cells(a: Any) -> tuple[str, ...]:
     name = "(the log's own return)" if a.name == "behaviour" else a.name
     name += " †" if a.truncation == "stops" else ""
-    effective = "" if a.ess is None else f"{a.ess:,.0f} {'steps' if a.ess_of == 'transitions' else a.ess_of}"
+    unit = "step" if a.ess_of == "transitions" else "episode"
+    effective = "" if a.ess is None else f"{a.ess:,.0f} {unit}{'' if round(a.ess) == 1 else 's'}"
     return name, f"{a.value:.4g}", f"{a.interval.low:.4g} … {a.interval.high:.4g}", effective

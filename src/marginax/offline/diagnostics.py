@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any
 
@@ -118,6 +119,14 @@ def pairs_of(visits: np.ndarray, model: Model) -> dict[str, Any]:
             if ratios[i] > 0
         ],
     }
+
+
+def labelled(diagnostics: dict[str, Any], encoding: Mapping[str, list[str]] | None) -> dict[str, Any]:
+    """The diagnostics with the log's own labels in the lists of states and actions."""
+    for name in ("largest_weights", "unsupported_pairs", "largest_ratios"):
+        for entry in diagnostics[name]:
+            entry |= {kind: labels[entry[kind]] for kind, labels in (encoding or {}).items()}
+    return diagnostics
 
 
 def curves_of(

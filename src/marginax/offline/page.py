@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from marginax import report
 from marginax._files import atomic_write, check_writable, write_csv
 from marginax.offline.importance import HEAVY
+from marginax.offline.markov import FAILS
 from marginax.offline.ranking import Ranking
-from marginax.offline.results import Answer, Evaluation, plain, share
+from marginax.offline.results import Answer, Evaluation, effective, plain, share
 
 _COLOURS = {
     "importance sampling": ("#D55E00", "o"),
@@ -83,7 +84,7 @@ def _lead(evaluation: Evaluation) -> list[str]:
     if verdict.estimator is not None:
         chosen = evaluation.answers[verdict.estimator]
         lead.append(
-            f"Value of the policy: *{chosen.value:.4g}*, {settings['level']:.0%} interval {chosen.interval.low:.4g} to "
+            f"Value of the policy: *{chosen.value:.4g}*, {100 * settings['level']:g}% interval {chosen.interval.low:.4g} to "
             f"{chosen.interval.high:.4g} ({verdict.estimator}). The log itself earned {evaluation.behaviour.value:.4g}."
         )
     return [*lead, f"*{_HEADLINE[verdict.status]}* {' '.join(verdict.text)}"]
@@ -103,7 +104,7 @@ def _sections(evaluation: Evaluation, folder: Path, prefix: str) -> list[report.
 
 
 def _estimates(evaluation: Evaluation, folder: Path, prefix: str) -> report.Section:
-    settings, level = evaluation.settings, f"{evaluation.settings['level']:.0%}"
+    settings, level = evaluation.settings, f"{100 * evaluation.settings['level']:g}%"
     answers = (*evaluation.answers.values(), evaluation.behaviour)
     write_csv(folder / f"{prefix}estimates.csv", _COLUMNS, [_row(a) for a in answers])
     report.save_figure(draw_estimates(evaluation), folder, f"{prefix}estimates")
@@ -160,7 +161,7 @@ def _weights(evaluation: Evaluation, folder: Path, prefix: str) -> report.Sectio
         else "; from 0.5 up they would have no variance."
     )
     text = (
-        f"{d['ess']:.1f} effective episodes of {d['episodes']} stand behind importance sampling. Weights of whole episodes average "
+        f"Importance sampling has {effective(d['ess'])} of {d['episodes']:,}. Weights of whole episodes average "
         f"{d['mean_weight']:.3g} ± {d['mean_weight_error']:.2g}; they should average 1. The index of their tail is "
         f"{d['tail_index']:.2f}{tail}"
     )
@@ -184,11 +185,10 @@ def _overlap(evaluation: Evaluation, folder: Path, prefix: str) -> report.Sectio
     frequencies = "" if error is None else f" They differ from frequencies by {error:.3f} on average."
     markov = "The log has too few repeated pairs to test whether its states are Markov."
     if d["markov_degrees"]:
-        found = "does" if d["markov_fails"] else "does not"
-        markov = (
-            f"What came before a step {found} predict what follows it, given state and action: {d['markov_score']:.1f} standard "
-            "deviations beyond chance."
-        )
+        score = f"its score is {d['markov_score']:.1f} standard deviations above chance"
+        markov = f"The Markov test found nothing: {score}, below the limit of {FAILS:g}."
+        if d["markov_fails"]:
+            markov = f"The Markov test fails: what came before a step predicts what follows it, given state and action; {score}."
     return report.Section(
         f"{prefix}overlap",
         "Overlap, behaviour and states",

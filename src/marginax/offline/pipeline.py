@@ -23,7 +23,7 @@ from marginax.offline.certainty_equivalence import (
     ModelInfluence,
     certainty_equivalence,
 )
-from marginax.offline.diagnostics import STOPPED, curves_of, diagnostics_of, pairs_of, unreachable
+from marginax.offline.diagnostics import STOPPED, curves_of, diagnostics_of, labelled, pairs_of, unreachable
 from marginax.offline.importance import FAINT, ImportanceSums
 from marginax.offline.log import Accumulator, Log
 from marginax.offline.markov import MarkovSums
@@ -259,7 +259,7 @@ def evaluate_tabular(passes: Passes, policy: Policy, request: Request) -> Evalua
         answers,
         estimates,
         sums,
-        diagnostics | pairs_of(visits, model) | {"unreachable": never},
+        labelled(diagnostics | pairs_of(visits, model), source.encoding) | {"unreachable": never},
         request.settings(source, policy, how, weighing.rewards),
         preferred=PREFERRED,
         logged=logged,
