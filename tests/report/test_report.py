@@ -153,6 +153,15 @@ def test_the_page_is_well_formed_and_self_contained(tmp_path):
     assert "0.123456" not in text
 
 
+def test_the_page_names_data_by_their_place_beside_it(tmp_path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    for folder, name in ((tmp_path, "data.csv"), (inner, "inner/data.csv")):
+        report.write_page(tmp_path / "page.html", "Data", [(folder, section(folder))])
+        assert f"Data: <code>{name}</code>" in (tmp_path / "page.html").read_text("utf-8")
+        assert (tmp_path / name).is_file()
+
+
 def test_a_clone_that_is_not_installed_has_a_version(monkeypatch):
     def version(name):
         if name == "marginax":

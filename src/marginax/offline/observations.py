@@ -106,9 +106,8 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
         seen = None if chances is None else chances[rows]
         by_network = _network_answers(sample, seen, wanted, request, sums.unseen_rewards())
         for name, one in by_network.items():
-            room = (never if name == "regression" else left) * (
-                possible[1] - possible[0]
-            )  # they may say anything there
+            mass = never if name == "regression" else left
+            room = mass * (possible[1] - possible[0])  # networks may say anything there
             answers[name] = within(replace(one, interval=one.interval.widened(room, room)), possible)
     check = None if fitted is None else fitted.calibration
     diagnostics = diagnostics_of(sums, how, check, markov, request.level) | support

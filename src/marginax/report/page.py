@@ -2,6 +2,7 @@
 
 import base64
 import html
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ def write_page(
     Args:
         path: the HTML file.
         title: heading of the page.
-        sections: pairs of the folder that holds the figures and the section itself.
+        sections: pairs of the folder that holds figures and data, and the section itself.
         lead: paragraphs below the heading.
         versions: shown at the foot; by default those of the first section.
 
@@ -63,6 +64,10 @@ def write_page(
         for folder, section in sections
         for figure in section.figures
     }
+    files = {
+        section.name: [Path(os.path.relpath(folder / name, path.parent)).as_posix() for name in section.data]
+        for folder, section in sections
+    }
     shown = [section for _, section in sections]
     text = environment.get_template("page.html").render(
         title=title,
@@ -71,6 +76,7 @@ def write_page(
         claims=[claim for section in shown for claim in section.claims],
         verdicts=VERDICTS,
         pictures=pictures,
+        files=files,
         versions=versions if versions is not None else (shown[0].versions if shown else {}),
     )
     atomic_write(path, lambda file: file.write(text.encode("utf-8")))
