@@ -168,7 +168,7 @@ def test_an_experiment_gives_the_same_bits(place, losses, tmp_path):
 
 def test_a_part_that_raises_is_named_and_the_others_are_kept(place, tmp_path):
     with pytest.raises(
-        RuntimeError, match="squares: part 2: ValueError: 2 is wrong; what is finished is kept"
+        RuntimeError, match="squares: part 2: ValueError: 2 is wrong; finished parts are kept"
     ):
         reproduce(Squares(wrong=2), tmp_path, place)
     assert len(list((tmp_path / "squares" / "parts").glob("*.npz"))) == 3
