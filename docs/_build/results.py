@@ -225,9 +225,11 @@ def _markdown(columns: list[str], rows: list[list[str]]) -> list[str]:
 def main(words: list[str]) -> int:
     """Stores and writes, or checks."""
     check = "--check" in words
-    for word in words:
-        if word != "--check":
-            store(Path(word))
+    folders = [Path(word) for word in words if word != "--check"]
+    if check and folders:
+        sys.exit(f"--check compares pages with the stored results and takes no folder, got {folders[0]}")
+    for folder in folders:
+        store(folder)
     results = json.loads(STORED.read_text())
     wrong = []
     for page in PAGES:
