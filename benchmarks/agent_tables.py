@@ -333,6 +333,33 @@ def two_cores() -> Rows:
     return rows
 
 
+def wide() -> Rows:
+    """Networks of 400 and 300 units beside those of the defaults, at the same evaluations: mean and deviation, and the worst seed."""
+    columns = (
+        "task",
+        "steps",
+        "256 and 256 units",
+        "worst",
+        "400 and 300 units",
+        "worst",
+        "area against 256",
+    )
+    rows: Rows = [columns]
+    for task in TASKS:
+        found = baseline(task)
+        after = ", γ = 0.98" if "default, wide networks, γ = 0.98" in found else ""
+        larger, usual = found[f"default, wide networks{after}"], found[f"default{after}"]
+        steps = int(larger.steps[-1])
+        usual = until(usual, steps)
+        cells = [
+            x
+            for curve in (usual, larger)
+            for x in (spread(curve.returns[:, -1]), f"{curve.returns[:, -1].min():,.0f}")
+        ]
+        rows.append((task, f"{steps:,}", *cells, against(larger, usual, "area")))
+    return rows
+
+
 def combinations() -> Rows:
     """Settings together, and beside Spinning Up's at the same evaluations of the same seeds."""
     own = ("task", "settings", "seeds", "steps", "last return", "worst seed")
@@ -453,7 +480,7 @@ PAGES: dict[str, dict[str, Callable[[], Rows]]] = {
             options, "cheetah-run options, 180,000 steps", 180_000, "cheetah-run options"
         ),
         "walker-run": partial(options, "walker-run options", 190_000),
-        **{f.__name__: f for f in (published, two_cores, combinations)},
+        **{f.__name__: f for f in (published, two_cores, wide, combinations)},
     },
     "games.md": {
         "games": discrete,

@@ -57,7 +57,7 @@ def test_choices_and_step_sizes():
 def test_numbers():
     refused("clip must be a number, got None", traces.retrace, PI, MU, clip=None)
     refused("clip must be a number, got 'x'", traces.retrace, PI, MU, clip="x")
-    refused("clip must be finite, got nan", traces.retrace, PI, MU, clip=float("nan"))
+    refused("clip must be at least 0, got nan", traces.retrace, PI, MU, clip=float("nan"))
     refused("max_weight must be a number, got 'x'", linear_programs.fastest, MDP, PI, MU, "x")
     refused("time_limit must be a number, got 'x'", linear_programs.evaluate, MDP, PI, time_limit="x")
     for call in ESTIMATORS:

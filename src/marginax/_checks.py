@@ -99,28 +99,28 @@ def discount(value: Any, name: str = "discount") -> float:
 
 
 def number(name: str, value: Any, *, infinite: bool = False) -> float:
-    """Returns ``value`` as a finite float; with ``infinite``, positive infinity is allowed too."""
+    """Returns ``value`` as a float, which must be finite unless ``infinite``."""
     try:
         result = float(value)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a number, got {value!r}") from None
-    if not (np.isfinite(result) or (infinite and result == np.inf)):
+    if not (infinite or np.isfinite(result)):
         raise ValueError(f"{name} must be finite, got {value}")
     return result
 
 
 def at_least(name: str, value: Any, least: float, *, infinite: bool = False) -> float:
-    """Returns ``value`` as a float of at least ``least``."""
+    """Returns ``value`` as a float of at least ``least``; with ``infinite``, infinity is allowed too."""
     result = number(name, value, infinite=infinite)
-    if result < least:
+    if not result >= least:
         raise ValueError(f"{name} must be at least {least:g}, got {value}")
     return result
 
 
 def positive(name: str, value: Any, *, infinite: bool = False) -> float:
-    """Returns ``value`` as a float above 0."""
+    """Returns ``value`` as a float above 0; with ``infinite``, infinity is allowed too."""
     result = number(name, value, infinite=infinite)
-    if result <= 0.0:
+    if not result > 0.0:
         raise ValueError(f"{name} must be positive, got {value}")
     return result
 

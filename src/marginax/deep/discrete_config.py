@@ -121,7 +121,7 @@ class QConfig(DiscreteConfig):
         return self if self.epsilon_steps is not None else dataclasses.replace(self, epsilon_steps=most)
 
 
-_ONE_ESTIMATOR = (
+_WITHOUT_EFFECT = (
     *("weights", "start_conditioned", "exact_first_weight", "normalisation", "normalisation_power"),
     *("weight_critic_learning_rate", "weight_critic_penalty"),
 )
@@ -185,7 +185,7 @@ class ActorCriticConfig(DiscreteConfig):
             self._require(name, lambda x: 0 <= x < math.inf, "be at least 0 and finite")
         self._require("replay_share", lambda x: 0 <= x <= 1, "lie in [0, 1]")
         self._require("actor_delay", lambda x: x >= 1, "be at least 1")
-        for name in _ONE_ESTIMATOR:
+        for name in _WITHOUT_EFFECT:
             only = type(self).__dataclass_fields__[name].default
             self._require(name, lambda x, only=only: x == only, f"be {only!r} for this agent")
         least = self.environments * self.sequence_length

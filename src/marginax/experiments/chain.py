@@ -65,7 +65,7 @@ class Chain(Experiment):
                 flag = f"--{name.replace('_', '-')}"
                 raise ValueError(f"{flag} must have one to three values, got {getattr(self, name)}")
         checks.count("--iterations", self.iterations, least=10)
-        measures.check_step("--step-size", self.step_size)
+        checks.step_size(self.step_size, "--step-size")
         for actions in self.actions:
             checks.count("--actions", actions)
         for horizon in self.horizon:
@@ -75,7 +75,7 @@ class Chain(Experiment):
         for noise in self.noise:
             checks.at_least("--noise", noise, 0.0)
         for clip in self.clip:
-            measures.check_clip("--clip", clip)
+            checks.at_least("--clip", clip, 0.0, infinite=True)
 
     def quick(self) -> "Chain":
         """The same experiment at a size for a first look."""

@@ -44,18 +44,6 @@ def _sampler(iterations: int, horizon: int) -> Callable[..., "Trajectory"]:
     return jax.jit(jax.vmap(draw, in_axes=(None, None, 0)))
 
 
-def check_step(flag: str, value: float) -> None:
-    """Raises unless a step size lies in (0, 1]."""
-    if not 0 < value <= 1:
-        raise ValueError(f"{flag} must lie in (0, 1], got {value}")
-
-
-def check_clip(flag: str, value: float) -> None:
-    """Raises if a clip is negative or NaN; infinity clips nothing."""
-    if not value >= 0:
-        raise ValueError(f"{flag} must be at least 0, got {value}")
-
-
 def estimator(operator: str, problem: "Problem", c: np.ndarray) -> Any:
     """Where a marginalized operator takes its TD weights from; None for the others."""
     size = (*problem.mdp.r.shape, problem.mdp.discount)

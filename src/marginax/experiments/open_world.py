@@ -58,7 +58,7 @@ class OpenWorld(Experiment):
         checks.count("--iterations", self.iterations, least=10)
         checks.count("--size", self.size, least=2)
         checks.count("--horizon", self.horizon)
-        measures.check_step("--step-size", self.step_size)
+        checks.step_size(self.step_size, "--step-size")
         if len(self.clip) != 2 or not 0 < self.clip[0] < self.clip[1]:
             raise ValueError(f"--clip must be two increasing positive numbers, got {self.clip}")
 

@@ -52,8 +52,8 @@ class PolicyIteration(Experiment):
         checks.count("--horizon", self.horizon)
         checks.count("--refresh-every", self.refresh_every)
         for flag, value in (("--step-size", self.step_size), ("--soft", self.soft), ("--hard", self.hard)):
-            measures.check_step(flag, value)
-        measures.check_clip("--clip", self.clip)
+            checks.step_size(value, flag)
+        checks.at_least("--clip", self.clip, 0.0, infinite=True)
 
     def quick(self) -> "PolicyIteration":
         """The same experiment at a size for a first look."""

@@ -50,7 +50,7 @@ class Weights(Experiment):
         checks.count("--size", self.size, least=3)
         checks.count("--trajectories", self.trajectories)
         checks.count("--horizon", self.horizon)
-        measures.check_clip("--clip", self.clip)
+        checks.at_least("--clip", self.clip, 0.0, infinite=True)
 
     def quick(self) -> "Weights":
         """The same experiment at a size for a first look."""
