@@ -63,12 +63,17 @@ def test_degenerate_samples_have_no_false_width():
     [
         ([1.0, 2.0, 3.0], {"level": 95.0}, r"level must lie in \(0, 1\), got 95"),
         ([1.0, 2.0, 3.0], {"replicates": 0}, "replicates must be at least 1"),
-        ([1.0, np.nan, 3.0], {}, r"values\[1\] = nan"),
     ],
 )
 def test_impossible_settings_of_the_bootstrap_are_refused(values, settings, message):
     with pytest.raises(ValueError, match=message):
         bootstrap(values, **settings)
+
+
+def test_a_row_that_is_not_finite_leaves_the_interval_of_its_columns_alone_undefined():
+    values = np.array([[1.0, 1.0], [2.0, np.nan], [3.0, 3.0]])
+    found, known = bootstrap(values, interquartile_mean), bootstrap(values[:, 0], interquartile_mean)
+    np.testing.assert_array_equal([found.low, found.high], [[known.low, np.nan], [known.high, np.nan]])
 
 
 def test_nothing_has_no_interquartile_mean():

@@ -122,6 +122,20 @@ def test_runs_of_other_lengths_and_seeds_are_compared_where_they_overlap():
     np.testing.assert_allclose([c.effect for c in made], 0.5)
 
 
+def test_a_seed_that_failed_before_it_learned_leaves_the_claim_on_variances_open():
+    measured = {"error_variance": 1.0, "error_variance_retrace": 2.0}
+    row = {"operator": "marginalized-regression", "step": 10, "return": 1.0, "failed_at": None, **measured}
+    failed = {**row, "return": 0.5, "failed_at": 5, **dict.fromkeys(measured)}
+    lines = [{**row, "seed": 0}, {**row, "seed": 1}, {**failed, "seed": 2}]
+    lines += [{**row, "operator": "retrace", "seed": seed} for seed in range(3)]
+    made = {c.text: c.verdict for c in claims("task", curves_of("task", lines))}
+    assert made["Marginalized targets have lower variance than Retrace's"] == "cannot be decided"
+    assert (
+        made["Marginalized updates provide further gains over the vanilla multi-step update"]
+        == "not reproduced"
+    )
+
+
 def test_a_preset_is_where_the_settings_start():
     ours = Control.starting(["--preset", "default", "--steps", "100"])
     assert (ours.preset, ours.agent) == ("default", TD3Config())

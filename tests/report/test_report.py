@@ -94,6 +94,9 @@ def test_verdicts_follow_from_the_interval():
     assert report.claim("", "", "", np.mean, noise, high=0).verdict == "cannot be decided"
     assert report.claim("", "", "", lambda x: np.log(-x.mean()), noise + 5).verdict == "cannot be decided"
     assert report.verdict(Interval(np.nan, np.nan), low=0) == "cannot be decided"
+    for diverged in (np.nan, np.inf):
+        seeds = np.array([1.0, diverged, 2.0])
+        assert report.claim("", "", "", np.mean, seeds, low=0).verdict == "cannot be decided"
 
 
 def test_an_interval_that_only_touches_a_bound_does_not_support_the_claim():

@@ -1,5 +1,6 @@
 """What Figure 3's runs show: curves, a table, and claims with verdicts computed from the data."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,18 @@ def table(task: str, found: Mapping[str, Curve]) -> list[tuple]:
     rows = []
     for operator, curve in found.items():
         last = {n: x[:, -max(1, x.shape[1] // 10) :] for n, x in curve.diagnostics.items()}
-        diagnostics = [float(np.nanmedian(last[n])) for n in ("trace_mean", "weight_mean", "error_variance")]
+        diagnostics = [float(_median(last[n])) for n in ("trace_mean", "weight_mean", "error_variance")]
         size = (len(curve.seeds), int(curve.steps[-1]))
         cells = (_cell(curve.final), _cell(curve.area), failed[operator])
         rows.append((task, operator, *size, *cells, *diagnostics))
     return rows
+
+
+def _median(values: np.ndarray, axis: int | None = None) -> Any:
+    """The median of what is known; NaN where nothing is, as for a seed that failed before it learned."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.nanmedian(values, axis=axis)
 
 
 def failures(found: Mapping[str, Curve]) -> dict[str, int]:
@@ -156,7 +164,7 @@ def variance_ratio(curve: Curve, rival: str) -> np.ndarray:
 
     def typical(name: str) -> np.ndarray:
         values = curve.diagnostics[name]
-        return np.log(np.maximum(np.nanmedian(values[:, values.shape[1] // 2 :], axis=1), 1e-12))
+        return np.log(np.maximum(_median(values[:, values.shape[1] // 2 :], axis=1), 1e-12))
 
     return typical("error_variance") - typical(f"error_variance_{rival}")
 
