@@ -9,6 +9,7 @@ import pytest
 from marginax.cli import main
 from marginax.deep.config import TD3Config
 from marginax.deep.curves import curves_of, load_curves
+from marginax.deep.discrete_config import ActorCriticConfig, QConfig
 from marginax.deep.policy import Policy, load_policy
 from marginax.deep.run import open_run
 from marginax.deep.run_config import PopulationConfig
@@ -156,6 +157,30 @@ def test_runs_of_one_operator_are_told_apart_by_what_differs(tmp_path):
         log(tmp_path / name, config, [line_of(0, 100, 1.0)])
     labels = [curve.label for curve in load_curves([tmp_path / "a", tmp_path / "b"])]
     assert labels == ["retrace, decay 0.5", "retrace, decay 0.9"]
+
+
+def test_seeds_without_a_common_step_are_not_drawn(tmp_path, capsys):
+    """Seed 0 is to go on from its end between two evaluations; seed 1, which began later, is already past it."""
+    agent = TD3Config(operator="retrace")
+    config = PopulationConfig(simulator="Pendulum-v1", groups={"retrace": agent}, seeds=(0, 1))
+    log(tmp_path, config, [line_of(0, 500, 1.0), line_of(1, 1000, 1.0)])
+    assert main(["plot", str(tmp_path)]) == 2
+    assert "the seeds of 'retrace' in" in capsys.readouterr().err
+
+
+def test_runs_of_one_operator_by_two_agents_are_told_apart(tmp_path):
+    marginalized = {"operator": "marginalized", "weights": "paths"}
+    agents = {"a": ActorCriticConfig(**marginalized), "b": QConfig(**marginalized)}
+    agents["c"] = QConfig(**marginalized, decay=0.5)
+    for name, agent in agents.items():
+        config = PopulationConfig(simulator="CartPole-v1", groups={agent.label: agent}, steps=1280)
+        log(tmp_path / name, config, [{**line_of(0, 100, 1.0), "operator": agent.label}])
+    labels = [curve.label for curve in load_curves([tmp_path / name for name in agents])]
+    assert labels == [
+        "marginalized-paths, agent actor-critic",
+        "marginalized-paths, agent q-learning, decay 0.9",
+        "marginalized-paths, agent q-learning, decay 0.5",
+    ]
 
 
 def test_play_imports_nothing_that_a_file_names(tmp_path, monkeypatch, capsys):

@@ -119,13 +119,21 @@ def load_curves(folders: Iterable[Path]) -> list[Curve]:
         if not found:
             raise ValueError(f"the run in {str(folder)!r} has no evaluation yet.")
         for label, curve in found.items():
+            if not curve.steps.size:
+                raise ValueError(
+                    f"the seeds of {label!r} in {str(folder)!r} have no step of evaluation in common yet."
+                )
             rivals = [
-                other.config.groups[label].to_json()
+                {"agent": other.config.kind, **other.config.groups[label].to_json()}
                 for other in runs
                 if other.config.simulator == run.config.simulator and label in other.config.groups
             ]
-            own = run.config.groups[label].to_json()
-            names = [name for name in own if any(rival[name] != own[name] for rival in rivals)]
+            own = {"agent": run.config.kind, **run.config.groups[label].to_json()}
+            alike = [
+                rival for rival in rivals if rival["agent"] == own["agent"]
+            ]  # others have other settings
+            names = ["agent"] * (len(alike) < len(rivals))
+            names += [name for name in own if any(rival[name] != own[name] for rival in alike)]
             curves.append(curve._replace(label=label + "".join(f", {name} {own[name]}" for name in names)))
     return curves
 
