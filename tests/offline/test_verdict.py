@@ -311,6 +311,17 @@ def test_an_interval_wider_than_all_returns_gives_way_to_one_that_is_not():
     assert verdict_on(both, ess=3.0)[0].status == "cannot tell"
 
 
+@pytest.mark.parametrize(
+    "diagnostics", [{"unsupported": 0.4, "unreachable": 0.0}, {"markov_fails": True, "markov_score": 8.0}]
+)
+def test_what_cannot_be_told_recommends_nothing(diagnostics):
+    both = {"state-ratio": (1.0, 9.0), "weighted-doubly-robust": (1.1, 9.0)}
+    verdict, _, _ = verdict_on(both, ess=40.0, **diagnostics)
+    assert (verdict.status, verdict.estimator) == ("cannot tell", None)
+    assert "is wider than the range of returns" in verdict.text[-1]
+    assert not any("Take" in sentence for sentence in verdict.text)
+
+
 STATES, WEIGHTS = {"certainty-equivalence": (1.0, 0.1)}, {"weighted-per-decision-is": (1.0, 0.1)}
 NOT_ONE = {"mean_weight": 0.5, "mean_weight_error": 0.02, "ess": 381.0}
 

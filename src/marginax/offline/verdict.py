@@ -102,7 +102,7 @@ def judge(
         apart = z is not None and abs(z) > APART
         if z is None:
             apart = _disjoint(model, episodes)
-    status, compared = "trust", 1
+    status, compared, take = "trust", 1, ""
     if (not_markov or apart) and resting:
         if not_markov:
             text.append(
@@ -125,7 +125,7 @@ def judge(
             text.append(f"Only importance sampling does not need this assumption, and {why}.")
             return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0), None
         status, chosen = "caution", spare
-        text.append(f"Take {spare.name}, which does not rest on the states: {effective(d['ess'])}.")
+        take = f"Take {spare.name}, which does not rest on the states: {effective(d['ess'])}."
     else:
         candidates = [*resting, *([episodes] if episodes is not None else [])]
         if not candidates:
@@ -137,7 +137,7 @@ def judge(
         if lost > LOST and spare is not None:
             # ratios of states let what they have seen stand for the actions that are missing; weights show what is missing
             status, chosen = "caution", spare
-            text.append(f"Take {spare.name}: it has {effective(d['ess'])}.")
+            take = f"Take {spare.name}: it has {effective(d['ess'])}."
     span, other = float(d["span"]), None
     if _too_wide(chosen, span):
         if spare is None or _too_wide(spare, span):
@@ -146,10 +146,12 @@ def judge(
                 "of returns in the log: more episodes are needed."
             )
             return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0), None
-        text.append(
+        take = (
             f"Take {spare.name}: the interval of {chosen.name} is wider than the range of returns in the log."
         )
         status, chosen = "caution", spare
+    if take:
+        text.append(take)
     if apart and not not_markov and chosen is spare:
         other = model
     elif states and chosen is states[0] and len(both) > 1:
@@ -184,7 +186,7 @@ def judge(
                 if chosen is model
                 else "the interval allows for any value where no logged action has weight, and elsewhere this estimate rests on "
                 "the behaviour probabilities being right."
-                if any(one.lost for name, one in estimates.items() if name == chosen.name)
+                if chosen.name in estimates and estimates[chosen.name].lost
                 else "there this estimate rests on the behaviour probabilities being right."
             )
         )
