@@ -161,12 +161,11 @@ def evaluate(
     >>> float(mdp.initial @ mdp.v_values(pi)) in result.answers["certainty-equivalence"].interval
     True
     """
-    if not 0 <= checks.number("discount", discount) <= 1:
-        raise ValueError(f"discount must lie in [0, 1], got {discount}")
+    discount, level = checks.fraction("discount", discount), checks.number("level", level)
     horizon = None if horizon is None else checks.count("horizon", horizon)
     if horizon is not None and 0 < discount < 1 and discount**horizon < 1e-10:
         horizon = None  # nothing of weight follows
-    if not 0.5 <= checks.number("level", level) < 1:
+    if not 0.5 <= level < 1:
         raise ValueError(f"level must lie in [0.5, 1), got {level}")
     seed = checks.count("seed", seed, 0)
     if reward_range is not None:
