@@ -264,7 +264,11 @@ def test_headers_of_policy_files(tmp_path):
         np.testing.assert_allclose(load_policy(path).table, [[0.9, 0.1], [0.8, 0.2]])
     path.write_text("0,1,2\n0.5,0.25,0.25\n")  # no probabilities: the names of three actions
     np.testing.assert_allclose(load_policy(path).table, [[0.5, 0.25, 0.25]])
-    for head, message in (("0,1\n", "may be a header or probabilities"), ("nan,0.5\n", "must be finite")):
+    for head, message in (
+        ("0,1\n", "may be a header or probabilities"),
+        ("nan,0.5\n", "must be finite"),
+        ("0.5,\n", "is not a table of numbers"),
+    ):
         path.write_text(head + rows)
         with pytest.raises(ValueError, match=message):
             load_policy(path)

@@ -94,6 +94,32 @@ def test_labels_of_a_csv_with_a_last_row_that_has_only_a_state(tmp_path):
     same(source.read(), log())
 
 
+@pytest.mark.parametrize("names", [("action",), ("state", "action")])
+def test_a_policy_has_as_many_actions_as_there_are_labels(names):
+    labels = {"state": list("abc"), "action": ["down", "left", "up"]}
+    plain = columns()
+    named = {n: [None if x is None else labels[n][x] for x in plain[n]] for n in names}
+    pi = np.full((3, 3), 1 / 3)
+    policies = [
+        (pi, "table"),
+        (lambda x: np.full((len(x), 3), 1 / 3), None),
+        (np.full((7, 3), 1 / 3), "rows"),
+    ]
+    for policy, kind in policies:
+        with pytest.raises(ValueError, match=r"the log has (labels for 2|3 states and 2 actions)"):
+            evaluate(open_data(columns(**named), "sorted"), policy, policy_kind=kind)  # the log has no 'up'
+        given = open_data(columns(**named), {n: labels[n] for n in names})
+        found, expected = (evaluate(data, policy, policy_kind=kind).answers for data in (given, plain))
+        assert {n: a.value for n, a in found.items()} == {n: a.value for n, a in expected.items()}
+
+
+def test_labelled_actions_beside_observations_have_all_their_labels():
+    table = columns(action=["left", "up", "up", "up", "left", None, "left"])
+    table["obs_0"] = [float(x) for x in table.pop("state")]
+    with pytest.raises(ValueError, match="has 3 actions, and the log has labels for 2"):
+        evaluate(open_data(table, "sorted"), lambda x: np.full((len(x), 3), 1 / 3))
+
+
 def test_what_numbers_labels_is_refused_until_their_order_is_said():
     table = columns(step=None, state=list("abcbacc"), action=["go", "stop", "stop", "stop", "go", None, "go"])
     pi, rows, taken = np.full((3, 2), 0.5), np.full((7, 2), 0.5), np.full(7, 0.5)
@@ -333,6 +359,7 @@ def test_archives_frames_folders_and_compressed_files_give_the_log(tmp_path):
             return table[name]
 
     same(open_data(Frame()).read(), log())
+    same(open_data(pa.table(columns())).read(), log())
     path = write(tmp_path, columns(), "csv")
     (tmp_path / "packed.csv.gz").write_bytes(gzip.compress(path.read_bytes()))
     same(open_data(tmp_path / "packed.csv.gz").read(), log())
@@ -341,6 +368,26 @@ def test_archives_frames_folders_and_compressed_files_give_the_log(tmp_path):
     for i, rows in enumerate((slice(0, 3), slice(3, 7))):
         pq.write_table(pa.table({k: v[rows] for k, v in columns().items()}), parts / f"part-{i}.parquet")
     same(open_data(parts).read(), log())
+
+
+def test_missing_cells_of_a_frame_s_nullable_columns():
+    class Nullable:  # a column of pandas: what is missing is an object of its own, which is no number and equals nothing
+        def __init__(self, values):
+            self.values = values
+
+        def __array__(self, dtype=None, copy=None):
+            return np.array([pytest if x is None else x for x in self.values], object)
+
+        def isna(self):
+            return np.array([x is None for x in self.values])
+
+    class Frame:
+        columns = tuple(columns())
+
+        def __getitem__(self, name):
+            return Nullable(columns()[name])
+
+    same(open_data(Frame()).read(), log())
 
 
 def test_csv_without_pyarrow(tmp_path, monkeypatch):
@@ -449,6 +496,19 @@ def test_batches_of_batches_of_trajectories():
 def test_what_is_no_encoding_is_refused(encoding, message):
     with pytest.raises(ValueError, match=message):
         check_encoding(encoding)
+
+
+def test_an_encoding_of_many_labels_is_checked_in_one_pass():
+    class Label(str):
+        compared = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            Label.compared += 1
+            return super().__eq__(other)
+
+    check_encoding({"state": [Label(i) for i in range(1000)]})
+    assert Label.compared < 1000
 
 
 def test_an_index_beyond_every_table_is_refused_with_its_place():

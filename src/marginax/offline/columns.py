@@ -70,7 +70,7 @@ class ParquetColumns(Columns):
         """The columns, in blocks of `size` rows."""
         with self._file() as file, _reading(self.name):
             for batch in file.iter_batches(batch_size=size, columns=columns):
-                yield {name: _array(batch.column(name), name) for name in columns}
+                yield {name: arrow_array(batch.column(name), name) for name in columns}
 
 
 class CsvColumns(Columns):
@@ -107,7 +107,7 @@ class CsvColumns(Columns):
         }
         with _reading(self.name), arrow.open_csv(self.path, **settings) as reader:
             for batch in reader:
-                yield {name: _array(batch.column(name), name) for name in columns}
+                yield {name: arrow_array(batch.column(name), name) for name in columns}
 
     def _plain(self, columns: list[str], size: int) -> Iterator[Batch]:
         with self._text() as file, _reading(self.name):
@@ -152,7 +152,8 @@ def _reading(name: str) -> Iterator[None]:
         raise ValueError(f"{name} cannot be read: {text}") from error
 
 
-def _array(column: Any, name: str) -> np.ndarray:
+def arrow_array(column: Any, name: str) -> np.ndarray:
+    """The cells of an array of pyarrow."""
     import pyarrow as pa
 
     kind = column.type

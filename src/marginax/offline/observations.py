@@ -19,7 +19,7 @@ from marginax.offline.log import Log
 from marginax.offline.markov import MarkovTest, markov_of_observations
 from marginax.offline.network_estimators import balanced, fitted_q, learn, moments_of, ratios
 from marginax.offline.pipeline import Request
-from marginax.offline.policies import FunctionPolicy, Policy, RowPolicy
+from marginax.offline.policies import FunctionPolicy, Policy, RowPolicy, require_sizes
 from marginax.offline.results import (
     ESTIMATORS,
     ROBUST,
@@ -60,6 +60,8 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
         )
     horizon = request.horizon
     pairs = prepare(log, policy, seed) if isinstance(policy, FunctionPolicy) else None
+    if pairs is not None and pairs.discrete:
+        require_sizes(f"the policy {policy.name}", source, action=pairs.actions.shape[1])
     if pairs is None:
         if not isinstance(policy, RowPolicy):
             raise ValueError("a table of states cannot be a policy for a log with observations")

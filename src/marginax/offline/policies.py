@@ -134,6 +134,7 @@ def load_policy(policy: Any, source: Source | None = None, kind: str | None = No
         require_order(found.name, source, "state", "action")
     elif found.probabilities.ndim == 2:
         require_order(found.name, source, "action")
+        require_sizes(f"the policy {found.name}", source, action=found.probabilities.shape[1])
     return found
 
 
@@ -152,6 +153,15 @@ def require_order(name: str, source: Source | None, *kinds: str) -> None:
         f"order? Say so with --encoding FILE, a JSON file such as {example}, or with --encoding sorted; from Python with "
         "open_data(data, encoding)"
     )
+
+
+def require_sizes(name: str, source: Source | None, **sizes: int) -> None:
+    """Refuse what has more or fewer states or actions than the log has labels for: they would not be the same ones."""
+    encoding = {} if source is None else source.encoding or {}
+    for kind, size in sizes.items():
+        labels = encoding.get(kind)
+        if labels is not None and len(labels) != size:
+            raise ValueError(f"{name} has {size} {kind}s, and the log has labels for {len(labels)}")
 
 
 def _load(policy: Any, source: Source | None, kind: str | None) -> Policy:
@@ -225,6 +235,12 @@ def _last_line(error: Exception) -> str:
 
 def target_table(policy: Policy, source: Source) -> tuple[np.ndarray, list[str]]:
     """π as a table [S, A]; rows may sum to less than 1 where the policy is only known on the log's pairs."""
+    table, notes = _table(policy, source)
+    require_sizes(f"the policy {policy.name}", source, state=len(table), action=table.shape[1])
+    return table, notes
+
+
+def _table(policy: Policy, source: Source) -> tuple[np.ndarray, list[str]]:
     if isinstance(policy, TablePolicy):
         declared = source.sizes
         if declared is not None and declared != policy.table.shape:
@@ -305,8 +321,8 @@ def _read(path: Path) -> np.ndarray:
 def _read_csv(path: Path) -> np.ndarray:
     """The numbers of a CSV file, after a header if it has one.
 
-    A first line with a cell that is no number is a header, and so is 0,1,2,… for three actions or more, which are no
-    probabilities. For two actions 0,1 may be either.
+    A first line with a word is a header, and so is 0,1,2,… for three actions or more, which are no probabilities. For two actions
+    0,1 may be either. An empty cell among numbers is a missing probability.
     """
     with open(path, encoding="utf-8-sig") as file:
         lines = [line for line in file if line.strip()]
@@ -318,7 +334,7 @@ def _read_csv(path: Path) -> np.ndarray:
         raise ValueError(
             f"{path.name}: the first line, 0,1, may be a header or probabilities; remove the header, or write 0.0,1.0"
         )
-    header = (numbered and len(first) > 2) or not all(map(_is_number, first))
+    header = (numbered and len(first) > 2) or not all(_is_number(cell) for cell in first if cell)
     try:
         return np.loadtxt(lines[header:], delimiter=",", ndmin=2)
     except ValueError as error:

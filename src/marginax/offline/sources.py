@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -59,11 +60,11 @@ class Source:
         raise ValueError(NO_SUCCESSORS)
 
     def table_sizes(self) -> tuple[int, int]:
-        """(S, A): as declared by the source, or one more than the largest index in the log."""
+        """(S, A): as declared by the source, or as many as there are labels, or one more than the largest index in the log."""
         known = self.sizes or self._found
         if known is not None:
             return known
-        states = actions = 0
+        states, actions = (len((self.encoding or {}).get(kind, ())) for kind in ("state", "action"))
         for log in self.chunks():
             following = np.where(log.terminal, 0, log.next_states)
             for name, values in (("state", log.states), ("next state", following), ("action", log.actions)):
@@ -105,9 +106,9 @@ def open_data(data: Any, encoding: Encoding = None) -> Source:
     """A source for `data`.
 
     Args:
-        data: a `Log`, a `Trajectory`, a pandas or polars frame, a dict of columns; or a string or path: a `.parquet`, `.csv`,
-            `.csv.gz` or `.npz` file with one row per transition, a folder of such files, a Minari folder, the id of a
-            Minari dataset, or an address such as `s3://bucket/folder` of Parquet files.
+        data: a `Log`, a `Trajectory`, a pandas or polars frame, a pyarrow table, a dict of columns; or a string or path: a
+            `.parquet`, `.csv`, `.csv.gz` or `.npz` file with one row per transition, a folder of such files, a Minari folder,
+            the id of a Minari dataset, or an address such as `s3://bucket/folder` of Parquet files.
         encoding: the labels of `state` and `action` in the order of their indices, for tables that hold labels; or `sorted`.
             Policies that have an order of states or actions of their own are refused without it.
 
@@ -162,6 +163,6 @@ def check_encoding(encoding: Any) -> None:
             raise ValueError(f"encoding has the key {kind!r}; its keys are 'state' and 'action'")
         if not isinstance(labels, list | tuple) or not all(isinstance(label, str) for label in labels):
             raise ValueError(f"encoding: {kind} must be a list of strings, got {labels!r}")
-        for i, label in enumerate(labels):
-            if label in labels[:i]:
-                raise ValueError(f"encoding: the {kind} {label!r} is given twice")
+        again = [label for label, times in Counter(labels).items() if times > 1]
+        if again:
+            raise ValueError(f"encoding: the {kind} {again[0]!r} is given twice")

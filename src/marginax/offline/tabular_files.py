@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from marginax._folders import elsewhere, filesystem
-from marginax.offline.columns import PARQUET, SUFFIXES, Columns, ParquetColumns, open_columns
+from marginax.offline.columns import PARQUET, SUFFIXES, Columns, ParquetColumns, arrow_array, open_columns
 from marginax.offline.log import Log, Place, assemble
 from marginax.offline.sources import CHUNK, Encoding, Source
 
@@ -172,11 +172,14 @@ class TableSource(Source):
 
 
 def open_tables(data: Any, encoding: Encoding = None) -> TableSource | None:
-    """A source for a file, a folder of files, a frame or a dict of columns; None for anything else."""
+    """A source for a file, a folder of files, a frame, a table or a dict of columns; None for anything else."""
     if isinstance(data, Mapping):
         return TableSource([Columns("columns", dict(data))], "columns", encoding=encoding)
+    if hasattr(data, "column_names"):  # a table of pyarrow
+        table = {name: arrow_array(data[name].combine_chunks(), name) for name in data.column_names}
+        return TableSource([Columns("table", table)], "table", encoding=encoding)
     if hasattr(data, "columns") and hasattr(data, "__getitem__"):  # pandas, polars
-        frame = {str(name): np.asarray(data[name]) for name in data.columns}
+        frame = {str(name): _cells(data[name]) for name in data.columns}
         return TableSource([Columns("frame", frame)], "frame", encoding=encoding)
     if not isinstance(data, str | Path):
         return None
@@ -195,6 +198,15 @@ def open_tables(data: Any, encoding: Encoding = None) -> TableSource | None:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     return TableSource([open_columns(path)], path.name, encoding=encoding)
+
+
+def _cells(column: Any) -> np.ndarray:
+    """A column of a frame; what pandas holds as missing among objects is None."""
+    cells = np.asarray(column)
+    if cells.dtype == object and hasattr(column, "isna"):
+        cells = cells.copy()
+        cells[np.asarray(column.isna())] = None
+    return cells
 
 
 def open_parquet(system: Any, path: str, encoding: Encoding = None) -> TableSource:
