@@ -144,6 +144,42 @@ def test_observations_leave_as_much_open_as_tables():
         assert truth in one.interval, name
 
 
+@pytest.mark.parametrize("horizon", [1, 2, None])
+def test_only_the_steps_that_count_leave_the_log(horizon):
+    """Two steps; the log never takes the third action, and π takes it at the second step."""
+    rng = np.random.default_rng(0)
+    states, rest = np.eye(2)[[0, 1, 1]], {"rewards": [0.0, 1.0], "terminal": True, "behaviour": [0.5, 0.5]}
+    log = Log.from_episodes(
+        [{"states": states, "actions": rng.integers(2, size=2)} | rest for _ in range(100)]
+    )
+    found = evaluate(
+        log,
+        lambda x: np.where(x[:, :1] > 0, [[0.5, 0.5, 0.0]], [[0.0, 0.0, 1.0]]),
+        discount=0.9,
+        horizon=horizon,
+        training=QUICK,
+        estimators=["certainty-equivalence"],
+    )
+    assert found.diagnostics["unsupported"] == pytest.approx(0.0 if horizon == 1 else 0.9, abs=1e-3)
+
+
+def test_continuous_actions_far_from_a_log_of_single_steps_are_outside_it():
+    rng = np.random.default_rng(0)
+    actions = rng.normal(size=(200, 1))
+    log = Log.from_episodes(
+        [
+            {"states": x, "actions": [a], "rewards": -((a - 1) ** 2), "terminal": True}
+            for x, a in zip(rng.normal(size=(200, 1, 2)), actions, strict=True)
+        ]
+    )
+    settings = {"discount": 0.9, "training": QUICK, "estimators": ["certainty-equivalence"]}
+    far = evaluate(log, lambda x: (np.full((len(x), 1), 6.0), 0.3), **settings)  # worth -25
+    near = evaluate(log, lambda x: (np.zeros((len(x), 1)), 1.0), **settings)
+    assert far.verdict.status == "cannot tell"
+    assert far.diagnostics["unsupported"] > 0.9
+    assert near.diagnostics["unsupported"] < 0.05
+
+
 def test_what_is_known_on_rows_alone_has_an_unknown_support():
     log = log_of(softmax(0.3), episodes=40, steps=5)
     result = evaluate(log, log.behaviour, discount=0.9)

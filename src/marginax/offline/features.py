@@ -265,6 +265,7 @@ class LinearFit:
     Attributes:
         delta: [N] r + γ V(x') - Q(x,a), with the values of its step where there is a horizon.
         weights: [N] w(x,a), so that (1/E) Σ w r is the value.
+        leading: [N] the same of all steps but the last that counts: of those that another step follows.
         weighted_errors: [N] w δ, summed over the steps at which π may meet the pair.
         starts: [E] V(x_0).
         crossed: [N] δ and [E] V(x_0) by a fit to the other half of the episodes.
@@ -272,6 +273,7 @@ class LinearFit:
 
     delta: np.ndarray
     weights: np.ndarray
+    leading: np.ndarray
     weighted_errors: np.ndarray
     starts: np.ndarray
     crossed: tuple[np.ndarray, np.ndarray]
@@ -303,7 +305,7 @@ def fit(pairs: Pairs, discount: float, seed: int, *, horizon: int | None = None)
     begin = first.mean(axis=0) * log.num_episodes
     now, later, dual = _solve(gram.sum(axis=0), ahead.sum(axis=0), rewards.sum(axis=0), begin, horizon)
     others = [_solve(gram[1 - k], ahead[1 - k], rewards[1 - k], begin, horizon)[:2] for k in (0, 1)]
-    delta, weights, weighted, crossed = np.empty((4, len(log)))
+    delta, weights, leading, weighted, crossed = np.empty((5, len(log)))
     for k, block, _ in blocks:
         x, a, r = pairs.observations[block], pairs.actions[block], log.rewards[block]
         here = features.pairs_times(x, a, np.concatenate([now, others[k][0], dual], axis=1))
@@ -316,9 +318,10 @@ def fit(pairs: Pairs, discount: float, seed: int, *, horizon: int | None = None)
         delta[block] = r + np.take_along_axis(own, t, axis=1)[:, 0]
         crossed[block] = r + np.take_along_axis(other, t, axis=1)[:, 0]
         weights[block] = w.sum(axis=1)
+        leading[block] = w[:, : None if horizon is None else -1].sum(axis=1)
         weighted[block] = weights[block] * r + (w * own).sum(axis=1)
     starts = np.where(fold == 0, *(first @ other[0][:, 0] for other in others))
-    return LinearFit(delta, weights, weighted, first @ now[:, 0], (crossed, starts))
+    return LinearFit(delta, weights, leading, weighted, first @ now[:, 0], (crossed, starts))
 
 
 def _solve(

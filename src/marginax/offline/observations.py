@@ -250,11 +250,14 @@ def _support(
 
     def mass(starts: np.ndarray, following: np.ndarray) -> float:
         """Σ_t γ^t of a share along π's path: at the first observations, and at those that follow its weighted steps."""
-        if not pairs.discrete:  # densities are too rough to be added up: the mean share over π's steps
-            positive = np.maximum(linear.weights, 0.0)
-            return float(np.clip(positive @ following / max(float(positive.sum()), 1e-300), 0.0, 1.0))
-        later = discount * float(linear.weights @ following) / log.num_episodes
-        return float(np.clip(starts.mean() + later, 0.0, 1.0))
+        ahead = discount * linear.leading / log.num_episodes
+        if pairs.discrete:
+            return float(np.clip(starts.mean() + ahead @ following, 0.0, 1.0))
+        ahead = np.maximum(
+            ahead, 0.0
+        )  # densities are too rough to be added up: the mean share over π's steps
+        steps = 1.0 + ahead @ ~log.terminal
+        return float(np.clip((starts.mean() + ahead @ following) / steps, 0.0, 1.0))
 
     largest, never = [], 0.0
     if pairs.never.any():
