@@ -185,6 +185,8 @@ def test_what_is_known_on_rows_alone_has_an_unknown_support():
     result = evaluate(log, log.behaviour, discount=0.9)
     assert result.diagnostics["unsupported"] is None
     assert "what the log has seen" not in " ".join(result.verdict.text)
+    with pytest.raises(ValueError, match="behaviour cannot be estimated where the policy is known on"):
+        evaluate(log, log.behaviour, discount=0.9, behaviour="estimated")
 
 
 def test_without_a_discount_truncated_observations_are_cut_at_the_longest_episode():

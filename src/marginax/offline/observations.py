@@ -143,6 +143,8 @@ def _behaviour(log: Log, pairs: Pairs | None, request: Request) -> tuple[Behavio
             raise ValueError(
                 "probabilities aligned with rows need behaviour probabilities in the log, which has none"
             )
+        if behaviour == "estimated":
+            raise ValueError("behaviour cannot be estimated where the policy is known on the log's rows only")
         return None, "logged"
     fitted = None
     for _ in request.progress("behaviour", ["network"]):
