@@ -142,7 +142,8 @@ class Scaler(eqx.Module):
     def folded(self, network: MLP) -> MLP:
         """The network on plain observations that equals `network` on scaled ones."""
         weight = network.weights[0] / self.deviation[:, None]
-        shift = jnp.matmul(self.mean, weight, precision="highest")  # TF32 would move what acts from what learns
+        # In TF32, what acts would differ from what learns.
+        shift = jnp.matmul(self.mean, weight, precision="highest")
         bias = network.biases[0] - shift
         both = ([weight, *network.weights[1:]], [bias, *network.biases[1:]])
         return eqx.tree_at(lambda m: (m.weights, m.biases), network, both)
