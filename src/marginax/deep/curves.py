@@ -129,9 +129,8 @@ def load_curves(folders: Iterable[Path]) -> list[Curve]:
                 if other.config.simulator == run.config.simulator and label in other.config.groups
             ]
             own = {"agent": run.config.kind, **run.config.groups[label].to_json()}
-            alike = [
-                rival for rival in rivals if rival["agent"] == own["agent"]
-            ]  # others have other settings
+            # Another agent has other settings.
+            alike = [rival for rival in rivals if rival["agent"] == own["agent"]]
             names = ["agent"] * (len(alike) < len(rivals))
             names += [name for name in own if any(rival[name] != own[name] for rival in alike)]
             curves.append(curve._replace(label=label + "".join(f", {name} {own[name]}" for name in names)))

@@ -255,9 +255,8 @@ def _support(
         ahead = discount * linear.leading / log.num_episodes
         if pairs.discrete:
             return float(np.clip(starts.mean() + ahead @ following, 0.0, 1.0))
-        ahead = np.maximum(
-            ahead, 0.0
-        )  # densities are too rough to be added up: the mean share over π's steps
+        # Densities are too rough to be added up: the mean share over π's steps.
+        ahead = np.maximum(ahead, 0.0)
         steps = 1.0 + ahead @ ~log.terminal
         return float(np.clip((starts.mean() + ahead @ following) / steps, 0.0, 1.0))
 
