@@ -324,7 +324,7 @@ class _Work:
             )
             report.save_section(self.folder, self.saved)
             push(self.folder)
-            note = f"finished, {self.seconds:.1f} s of work"
+            note = f"finished, {self.seconds:.1f} s of work" if self.data else "finished"
         console.print(f"[green]✓[/] {self.experiment.name}: {note}", highlight=False)
 
     def result(self) -> report.Section:
