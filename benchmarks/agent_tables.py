@@ -333,6 +333,32 @@ def two_cores() -> Rows:
     return rows
 
 
+def programs() -> Rows:
+    """The same settings in marginax and in Stable-Baselines3: mean and deviation over seeds, and the relative difference of areas."""
+    rows: Rows = [
+        ("simulator", "seeds", "steps", "marginax", "Stable-Baselines3", "area, marginax against it")
+    ]
+    for task in ("Pendulum-v1",):
+        ours, theirs = (baseline(f"{task}, two programs")[name] for name in ("marginax", "Stable-Baselines3"))
+        steps = int(ours.steps[-1])
+        cells = (spread(curve.returns[:, -1]) for curve in (ours, theirs))
+        rows.append((task, str(len(ours.seeds)), f"{steps:,}", *cells, against(ours, theirs, "area")))
+    return rows
+
+
+def ant() -> Rows:
+    """Stable-Baselines3's own seeds of Ant beside the ten of the defaults."""
+    theirs, ours = baseline("Ant, Stable-Baselines3").values(), baseline("Ant")["default, γ = 0.98"]
+    (curve,) = theirs
+    rows: Rows = [("steps", *(f"seed {seed}" for seed in curve.seeds), "defaults: mean (range)")]
+    for i, steps in enumerate(curve.steps):
+        if steps in ours.steps:
+            then = ours.returns[:, list(ours.steps).index(steps)]
+            own = (f"{value:,.0f}" for value in curve.returns[:, i])
+            rows.append((f"{steps:,}", *own, f"{then.mean():,.0f} ({then.min():,.0f} to {then.max():,.0f})"))
+    return rows
+
+
 def wide() -> Rows:
     """Networks of 400 and 300 units beside those of the defaults, at the same evaluations: mean and deviation, and the worst seed."""
     columns = (
@@ -480,7 +506,7 @@ PAGES: dict[str, dict[str, Callable[[], Rows]]] = {
             options, "cheetah-run options, 180,000 steps", 180_000, "cheetah-run options"
         ),
         "walker-run": partial(options, "walker-run options", 190_000),
-        **{f.__name__: f for f in (published, two_cores, wide, combinations)},
+        **{f.__name__: f for f in (published, programs, ant, two_cores, wide, combinations)},
     },
     "games.md": {
         "games": discrete,
