@@ -6,7 +6,7 @@ import csv
 import gzip
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ class ParquetColumns(Columns):
         """The columns, in blocks of `size` rows."""
         with self._file() as file, _reading(self.name):
             for batch in file.iter_batches(batch_size=size, columns=columns):
-                yield {name: arrow_array(batch.column(name), name) for name in columns}
+                yield {name: _array(batch.column(name), name) for name in columns}
 
 
 class CsvColumns(Columns):
@@ -107,7 +107,7 @@ class CsvColumns(Columns):
         }
         with _reading(self.name), arrow.open_csv(self.path, **settings) as reader:
             for batch in reader:
-                yield {name: arrow_array(batch.column(name), name) for name in columns}
+                yield {name: _array(batch.column(name), name) for name in columns}
 
     def _plain(self, columns: list[str], size: int) -> Iterator[Batch]:
         with self._text() as file, _reading(self.name):
@@ -138,6 +138,19 @@ def open_columns(path: Path) -> Columns:
     return ParquetColumns(path)
 
 
+def parquet_files(system: Any, path: str) -> list[Columns]:
+    """A Parquet file, or those of a folder, on one of pyarrow's file systems."""
+    from pyarrow.fs import FileSelector
+
+    files = [path]
+    if not path.endswith(PARQUET):
+        found = system.get_file_info(FileSelector(path, allow_not_found=True))
+        files = sorted(info.path for info in found if info.path.endswith(PARQUET))
+    if not files:
+        raise FileNotFoundError(f"the folder {path!r} holds no Parquet file")
+    return [ParquetColumns(Path(file), system) for file in files]
+
+
 @contextmanager
 def _reading(name: str) -> Iterator[None]:
     """Puts a file's name before the message of whatever reading it raises."""
@@ -152,7 +165,7 @@ def _reading(name: str) -> Iterator[None]:
         raise ValueError(f"{name} cannot be read: {text}") from error
 
 
-def arrow_array(column: Any, name: str) -> np.ndarray:
+def _array(column: Any, name: str) -> np.ndarray:
     """The cells of an array of pyarrow."""
     import pyarrow as pa
 
@@ -169,6 +182,27 @@ def arrow_array(column: Any, name: str) -> np.ndarray:
     if pa.types.is_dictionary(kind):
         column = column.dictionary_decode()
     return column.to_numpy(zero_copy_only=False)
+
+
+def columns_in_memory(data: Any) -> Columns | None:
+    """The columns of a dict, of a pyarrow table, or of a frame of pandas or polars; None for anything else."""
+    if isinstance(data, Mapping):
+        return Columns("columns", dict(data))
+    if hasattr(data, "column_names"):  # a table of pyarrow
+        arrays = {name: _array(data[name].combine_chunks(), name) for name in data.column_names}
+        return Columns("table", arrays)
+    if hasattr(data, "columns") and hasattr(data, "__getitem__"):  # pandas, polars
+        return Columns("frame", {str(name): _cells(data[name]) for name in data.columns})
+    return None
+
+
+def _cells(column: Any) -> np.ndarray:
+    """A column of a frame; what pandas holds as missing among objects is None."""
+    cells = np.asarray(column)
+    if cells.dtype == object and hasattr(column, "isna"):
+        cells = cells.copy()
+        cells[np.asarray(column.isna())] = None
+    return cells
 
 
 def _parsed(cells: list[str]) -> np.ndarray:

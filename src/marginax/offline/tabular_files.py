@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from marginax._folders import elsewhere, filesystem
-from marginax.offline.columns import PARQUET, SUFFIXES, Columns, ParquetColumns, arrow_array, open_columns
+from marginax.offline.columns import SUFFIXES, Columns, columns_in_memory, open_columns, parquet_files
 from marginax.offline.log import Log, Place, assemble
 from marginax.offline.sources import CHUNK, Encoding, Source
 
@@ -173,14 +173,9 @@ class TableSource(Source):
 
 def open_tables(data: Any, encoding: Encoding = None) -> TableSource | None:
     """A source for a file, a folder of files, a frame, a table or a dict of columns; None for anything else."""
-    if isinstance(data, Mapping):
-        return TableSource([Columns("columns", dict(data))], "columns", encoding=encoding)
-    if hasattr(data, "column_names"):  # a table of pyarrow
-        table = {name: arrow_array(data[name].combine_chunks(), name) for name in data.column_names}
-        return TableSource([Columns("table", table)], "table", encoding=encoding)
-    if hasattr(data, "columns") and hasattr(data, "__getitem__"):  # pandas, polars
-        frame = {str(name): _cells(data[name]) for name in data.columns}
-        return TableSource([Columns("frame", frame)], "frame", encoding=encoding)
+    held = columns_in_memory(data)
+    if held is not None:
+        return TableSource([held], held.name, encoding=encoding)
     if not isinstance(data, str | Path):
         return None
     if elsewhere(data):
@@ -200,28 +195,9 @@ def open_tables(data: Any, encoding: Encoding = None) -> TableSource | None:
     return TableSource([open_columns(path)], path.name, encoding=encoding)
 
 
-def _cells(column: Any) -> np.ndarray:
-    """A column of a frame; what pandas holds as missing among objects is None."""
-    cells = np.asarray(column)
-    if cells.dtype == object and hasattr(column, "isna"):
-        cells = cells.copy()
-        cells[np.asarray(column.isna())] = None
-    return cells
-
-
 def open_parquet(system: Any, path: str, encoding: Encoding = None) -> TableSource:
     """A source for a Parquet file, or a folder of them, on one of pyarrow's file systems."""
-    from pyarrow.fs import FileSelector
-
-    files = [path]
-    if not path.endswith(PARQUET):
-        found = system.get_file_info(FileSelector(path, allow_not_found=True))
-        files = sorted(info.path for info in found if info.path.endswith(PARQUET))
-    if not files:
-        raise FileNotFoundError(f"the folder {path!r} holds no Parquet file")
-    return TableSource(
-        [ParquetColumns(Path(file), system) for file in files], Path(path).name, encoding=encoding
-    )
+    return TableSource(parquet_files(system, path), Path(path).name, encoding=encoding)
 
 
 def _is_minari(folder: Path) -> bool:
