@@ -335,27 +335,24 @@ def two_cores() -> Rows:
 
 def programs() -> Rows:
     """The same settings in marginax and in Stable-Baselines3: mean and deviation over seeds, and the relative difference of areas."""
-    rows: Rows = [
-        ("simulator", "seeds", "steps", "marginax", "Stable-Baselines3", "area, marginax against it")
-    ]
-    for task in ("Pendulum-v1",):
-        ours, theirs = (baseline(f"{task}, two programs")[name] for name in ("marginax", "Stable-Baselines3"))
-        steps = int(ours.steps[-1])
-        cells = (spread(curve.returns[:, -1]) for curve in (ours, theirs))
-        rows.append((task, str(len(ours.seeds)), f"{steps:,}", *cells, against(ours, theirs, "area")))
-    return rows
+    columns = ("simulator", "seeds", "steps", "marginax", "Stable-Baselines3", "area, marginax against it")
+    found = baseline("Pendulum-v1, two programs")
+    ours, theirs = found["marginax"], found["Stable-Baselines3"]
+    cells = (spread(curve.returns[:, -1]) for curve in (ours, theirs))
+    counts = (str(len(ours.seeds)), f"{int(ours.steps[-1]):,}")
+    return [columns, ("Pendulum-v1", *counts, *cells, against(ours, theirs, "area"))]
 
 
 def ant() -> Rows:
-    """Stable-Baselines3's own seeds of Ant beside the ten of the defaults."""
-    theirs, ours = baseline("Ant, Stable-Baselines3").values(), baseline("Ant")["default, γ = 0.98"]
-    (curve,) = theirs
-    rows: Rows = [("steps", *(f"seed {seed}" for seed in curve.seeds), "defaults: mean (range)")]
-    for i, steps in enumerate(curve.steps):
-        if steps in ours.steps:
-            then = ours.returns[:, list(ours.steps).index(steps)]
-            own = (f"{value:,.0f}" for value in curve.returns[:, i])
-            rows.append((f"{steps:,}", *own, f"{then.mean():,.0f} ({then.min():,.0f} to {then.max():,.0f})"))
+    """Stable-Baselines3's own seeds of Ant beside the ten of the defaults, at the evaluations that both have."""
+    theirs = baseline("Ant, Stable-Baselines3")["Stable-Baselines3, published settings"]
+    ours = baseline("Ant")["default, γ = 0.98"]
+    both = np.intersect1d(theirs.steps, ours.steps)
+    rows: Rows = [("steps", *(f"seed {seed}" for seed in theirs.seeds), "defaults: mean (range)")]
+    for steps in both:
+        own, then = (until(curve, steps).returns[:, -1] for curve in (theirs, ours))
+        cells = (f"{value:,.0f}" for value in own)
+        rows.append((f"{steps:,}", *cells, f"{then.mean():,.0f} ({then.min():,.0f} to {then.max():,.0f})"))
     return rows
 
 

@@ -1,9 +1,10 @@
-"""Returns of Stable-Baselines3's TD3, to hold beside those of `marginax train` on the same simulators.
+r"""Returns of Stable-Baselines3's TD3, to hold beside those of `marginax train` on the same simulators.
 
 It needs torch and lives in an environment of its own:
 
     uv venv --python 3.11 .venv-peers
-    uv pip install --python .venv-peers stable-baselines3 sb3-contrib pybullet==3.2.7 pybullet-envs-gymnasium==0.6.0
+    uv pip install --python .venv-peers stable-baselines3 sb3-contrib gymnasium==1.3.0 pybullet==3.2.7 \
+        pybullet-envs-gymnasium==0.6.0
     .venv-peers/bin/python benchmarks/sb3_returns.py pybullet/Ant --seed 0 --out ant.csv
 
 `--settings` is one of
@@ -52,13 +53,8 @@ class Evaluations(BaseCallback):
 
     def __init__(self, label: tuple, simulator: gym.Env, every: int, episodes: int, path: str) -> None:
         super().__init__()
-        self.label, self.simulator, self.every, self.episodes, self.path = (
-            label,
-            simulator,
-            every,
-            episodes,
-            path,
-        )
+        self.label, self.simulator, self.path = label, simulator, path
+        self.every, self.episodes = every, episodes
         self.started = time.perf_counter()
 
     def _on_step(self) -> bool:
