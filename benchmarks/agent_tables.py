@@ -3,7 +3,7 @@
     python benchmarks/agent_tables.py            # write them
     python benchmarks/agent_tables.py --check    # exit with 1 if a page says something else
 
-The pages are `docs/control.md`, `docs/figure-3.md`, `docs/baseline.md` and `docs/games.md`. Each table stands between `<!-- table NAME -->`
+The pages are `docs/control.md`, `docs/figure-3.md`, `docs/baseline.md`, `docs/baseline-trials.md` and `docs/games.md`. Each table stands between `<!-- table NAME -->`
 and `<!-- end -->`. Metrics come from `marginax reproduce control` and `marginax reproduce discrete`, with the commands that
 the pages name; columns are those of their `metrics.jsonl` and `returns.csv`.
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 
+from marginax import report
 from marginax.deep.curves import Curve, curves_of, draw, interval
 from marginax.experiments.control_report import (
     claims,
@@ -288,27 +289,52 @@ SPINNING_UP = {
 }
 """Files of Spinning Up's settings, by task."""
 TASKS = tuple(SPINNING_UP)
+PUBLISHED = {
+    "cheetah-run": ("870 (716 to 888)", 870, 1_000_000),
+    "walker-run": ("651", 651, 500_000),
+    "HalfCheetah": ("2,774 ± 35", 2774, 1_000_000),
+    "Ant": ("3,305 ± 43", 3305, 1_000_000),
+}
+"""What others publish: in their words, as a number, and after how many steps."""
+
+
+def of_defaults(task: str) -> Curve:
+    """The ten seeds of the defaults."""
+    return next(curve for label, curve in baseline(task).items() if label in DEFAULTS)
 
 
 def published() -> Rows:
     """The defaults beside what others publish, at the same number of steps: the last evaluation of every seed."""
     columns = ("task", "steps", "published", "default: mean ± deviation", "median", "worst")
     rows: Rows = [(*columns, "one rate, noise 0.1", "spinning-up")]
-    for task, after, steps, theirs in (
-        ("cheetah-run", "", 1_000_000, "870 (716 to 888)"),
-        ("walker-run", "", 500_000, "651"),
-        ("Ant", ", γ = 0.98", 1_000_000, "3,305 ± 43"),
-        ("HalfCheetah", ", γ = 0.98", 1_000_000, "2,774 ± 35"),
-    ):
-        found = (
-            baseline(task)[f"default{after}"],
-            baseline(task)[f"one rate, noise 0.1{after}"],
-            curves(SPINNING_UP[task])["one-step"],
-        )
-        ours, *before = (until(curve, steps).returns[:, -1] for curve in found)
-        cells = (spread(ours), f"{np.median(ours):,.0f}", f"{ours.min():,.0f}", *map(spread, before))
-        rows.append((task, f"{steps:,}", theirs, *cells))
+    for task, (words, _, steps) in PUBLISHED.items():
+        ours = of_defaults(task)
+        earlier = baseline(task)[ours.label.replace("default", "one rate, noise 0.1")]
+        found = (ours, earlier, curves(SPINNING_UP[task])["one-step"])
+        last, *before = (until(curve, steps).returns[:, -1] for curve in found)
+        cells = (spread(last), f"{np.median(last):,.0f}", f"{last.min():,.0f}", *map(spread, before))
+        rows.append((task, f"{steps:,}", words, *cells))
     return rows
+
+
+def draw_baseline(folder: Path) -> None:
+    """The curves of the defaults and of Spinning Up's settings, with what others publish as a line."""
+    colours = {"defaults": "#0072B2", "Spinning Up's settings": "#D55E00"}
+    with report.panels(folder, "baseline", (11, 3), columns=len(TASKS)) as (figure, axes):
+        for axis, task in zip(axes[0], TASKS, strict=True):
+            _, level, steps = PUBLISHED[task]
+            found = (of_defaults(task), curves(SPINNING_UP[task])["one-step"])
+            for (label, colour), curve in zip(colours.items(), found, strict=True):
+                drawn = until(curve, steps)
+                middle, band = interval(drawn.returns, 500)
+                axis.plot(drawn.steps / 1000, middle, color=colour, label=label)
+                axis.fill_between(
+                    drawn.steps / 1000, band.low, band.high, color=colour, alpha=0.15, linewidth=0
+                )
+            axis.axhline(level, color="black", linestyle="--", linewidth=1, label="published")
+            axis.set(title=task, xlabel="thousand environment steps")
+        axes[0, 0].set_ylabel("return (interquartile mean)")
+        report.legend_below(figure, axes)
 
 
 def spread(values: np.ndarray) -> str:
@@ -322,7 +348,7 @@ def two_cores() -> Rows:
     rows: Rows = [(*columns, "default at that step, or 25,000 before: mean (range)")]
     for task in SPINNING_UP:
         mine = [row for row in read("baseline.csv") if row["run"] == f"{task}, two cores"]
-        base = next(c for label, c in reversed(baseline(task).items()) if label in DEFAULTS)
+        base = of_defaults(task)
         last = {(row["settings"], row["seed"]): row for row in mine}  # lines are in the order of steps
         for (settings, seed), row in last.items():
             then = until(base, int(row["step"])).returns[:, -1]
@@ -358,27 +384,17 @@ def ant() -> Rows:
 
 def wide() -> Rows:
     """Networks of 400 and 300 units beside those of the defaults, at the same evaluations: mean and deviation, and the worst seed."""
-    columns = (
-        "task",
-        "steps",
-        "256 and 256 units",
-        "worst",
-        "400 and 300 units",
-        "worst",
-        "area against 256",
-    )
-    rows: Rows = [columns]
+    widths = ("256 and 256 units", "worst", "400 and 300 units", "worst")
+    rows: Rows = [("task", "steps", *widths, "area against 256")]
     for task in TASKS:
-        found = baseline(task)
-        after = ", γ = 0.98" if "default, wide networks, γ = 0.98" in found else ""
-        larger, usual = found[f"default, wide networks{after}"], found[f"default{after}"]
+        usual = of_defaults(task)
+        larger = baseline(task)[usual.label.replace("default", "default, wide networks")]
         steps = int(larger.steps[-1])
         usual = until(usual, steps)
-        cells = [
-            x
-            for curve in (usual, larger)
-            for x in (spread(curve.returns[:, -1]), f"{curve.returns[:, -1].min():,.0f}")
-        ]
+        cells = []
+        for curve in (usual, larger):
+            last = curve.returns[:, -1]
+            cells += [spread(last), f"{last.min():,.0f}"]
         rows.append((task, f"{steps:,}", *cells, against(larger, usual, "area")))
     return rows
 
@@ -503,8 +519,9 @@ PAGES: dict[str, dict[str, Callable[[], Rows]]] = {
             options, "cheetah-run options, 180,000 steps", 180_000, "cheetah-run options"
         ),
         "walker-run": partial(options, "walker-run options", 190_000),
-        **{f.__name__: f for f in (published, programs, ant, two_cores, wide, combinations)},
+        **{f.__name__: f for f in (published, programs, ant)},
     },
+    "baseline-trials.md": {f.__name__: f for f in (combinations, wide, two_cores)},
     "games.md": {
         "games": discrete,
         "differences": discrete_differences,
@@ -553,6 +570,7 @@ def figures() -> None:
                 for label in dict.fromkeys(["one-step", *same_clip(clip, list(found))])
             ]
             draw(drawn, folder, f"control-default{clip}")
+        draw_baseline(folder)
         ablated = {label: curves("ablation")[label] for label in sorted(curves("ablation"), key=_order)}
         draw_finals({"mujoco/cheetah-run": ablated}, folder, "control-ablation")
         draw_returns(
