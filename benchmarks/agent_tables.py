@@ -320,8 +320,9 @@ def published() -> Rows:
 def draw_baseline(folder: Path) -> None:
     """The curves of the defaults and of Spinning Up's settings, with what others publish as a line."""
     colours = {"defaults": "#0072B2", "Spinning Up's settings": "#D55E00"}
-    with report.panels(folder, "baseline", (11, 3), columns=len(TASKS)) as (figure, axes):
-        for axis, task in zip(axes[0], TASKS, strict=True):
+    labels = ("thousand environment steps", "return (interquartile mean)")
+    with report.panel_each(folder, "baseline", list(TASKS), (3.4, 2.5), *labels) as (figure, axes):
+        for axis, task in zip(axes, TASKS, strict=True):
             _, level, steps = PUBLISHED[task]
             found = (of_defaults(task), curves(SPINNING_UP[task])["one-step"])
             for (label, colour), curve in zip(colours.items(), found, strict=True):
@@ -332,8 +333,6 @@ def draw_baseline(folder: Path) -> None:
                     drawn.steps / 1000, band.low, band.high, color=colour, alpha=0.15, linewidth=0
                 )
             axis.axhline(level, color="black", linestyle="--", linewidth=1, label="published")
-            axis.set(title=task, xlabel="thousand environment steps")
-        axes[0, 0].set_ylabel("return (interquartile mean)")
         report.legend_below(figure, axes)
 
 

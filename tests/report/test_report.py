@@ -42,6 +42,19 @@ def section(folder, **changes):
     return report.Section(**{**fields, **changes})
 
 
+def test_every_column_of_panels_is_labelled_below_its_lowest(tmp_path):
+    for count, (rows, columns) in {1: (1, 1), 3: (1, 3), 4: (2, 2), 5: (2, 3)}.items():
+        titles = [f"task {i}" for i in range(count)]
+        with report.panel_each(tmp_path, "tasks", titles, (1, 1), "steps", "return") as (figure, axes):
+            assert [axis.get_title() for axis in axes] == titles
+            grid = axes[0].get_subplotspec().get_gridspec()
+            assert (grid.nrows, grid.ncols) == (rows, columns)
+            lowest = {axis.get_subplotspec().colspan.start: axis for axis in axes}.values()
+            assert all((axis.get_xlabel() == "steps") == (axis in lowest) for axis in axes)
+            hidden = [axis for axis in figure.axes if not axis.get_visible()]
+            assert len(hidden) == rows * columns - count
+
+
 def test_a_section_read_back_is_the_section_saved(tmp_path):
     saved = section(tmp_path)
     report.save_section(tmp_path, saved)

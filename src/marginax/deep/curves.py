@@ -142,14 +142,23 @@ def interval(values: np.ndarray, replicates: int = 2000) -> tuple[Any, Interval]
     return interquartile_mean(values), bootstrap(values, interquartile_mean, replicates=replicates)
 
 
+def _seeds(curves: Sequence[Curve]) -> str:
+    """How many seeds they have, in words: one number or a range."""
+    counts = sorted({len(curve.seeds) for curve in curves})
+    count = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
+    return f"{count} seed{'s' * (counts[-1] > 1)}"
+
+
 def draw(curves: Sequence[Curve], folder: Path, name: str = "curves") -> list[Path]:
     """A figure (PNG and PDF) with a panel per simulator, and the data behind it (CSV)."""
-    simulators = list(dict.fromkeys(curve.simulator for curve in curves))
+    panels: dict[str, list[Curve]] = {}
+    for curve in curves:
+        panels.setdefault(curve.simulator, []).append(curve)
+    titles = [f"{simulator} ({_seeds(mine)})" for simulator, mine in panels.items()]
+    labels = ("thousand environment steps", "return (interquartile mean)")
     rows: list[list[Any]] = []
-    size = (max(4.6, 3.4 * len(simulators)), 3.6)
-    with report.panels(folder, name, size, columns=len(simulators)) as (figure, axes):
-        for axis, simulator in zip(axes[0], simulators, strict=True):
-            mine = [curve for curve in curves if curve.simulator == simulator]
+    with report.panel_each(folder, name, titles, (3.4, 3.0), *labels) as (figure, axes):
+        for axis, (simulator, mine) in zip(axes, panels.items(), strict=True):
             for curve in mine:
                 style, thousands = report.operator_style(curve.label), curve.steps / 1000
                 middle, band = interval(curve.returns, 500)
@@ -167,11 +176,6 @@ def draw(curves: Sequence[Curve], folder: Path, name: str = "curves") -> list[Pa
                     )
                 ends = (curve.steps.tolist(), middle, band.low, band.high)
                 rows += [[simulator, curve.label, *values] for values in zip(*ends, strict=True)]
-            counts = sorted({len(curve.seeds) for curve in mine})
-            count = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
-            axis.set_title(f"{simulator} ({count} seed{'s' * (counts[-1] > 1)})")
-            axis.set_xlabel("thousand environment steps")
-        axes[0, 0].set_ylabel("return (interquartile mean)")
         report.legend_below(figure, axes, columns=2)
     write_csv(folder / f"{name}.csv", ["simulator", "operator", "step", "return", "low", "high"], rows)
     return [folder / f"{name}.{kind}" for kind in ("png", "pdf", "csv")]

@@ -336,18 +336,11 @@ def draw_returns(
     games: Mapping[str, tuple[np.ndarray, Mapping[str, np.ndarray]]], folder: Path, name: str
 ) -> None:
     """A panel per game: its title, the steps `[n]`, and returns `[seeds, n]` of every operator."""
-    columns = min(3, len(games))
-    rows = -(-len(games) // columns)
-    size = (3.2 * columns, 2.7 * rows + 0.6)
-    with report.panels(folder, name, size, rows=rows, columns=columns) as (figure, axes):
-        for axis, (title, (steps, curves)) in zip(axes.ravel(), games.items(), strict=False):
+    labels = ("thousand steps", "return")
+    with report.panel_each(folder, name, list(games), (3.2, 2.7), *labels) as (figure, axes):
+        for axis, (steps, curves) in zip(axes, games.values(), strict=True):
             for operator, returns in curves.items():
                 report.draw_curves(axis, steps / 1000, returns, operator)
-            axis.set(title=title, xlabel="thousand steps")
-        for axis in axes.ravel()[len(games) :]:
-            axis.set_visible(False)
-        for axis in axes[:, 0]:
-            axis.set_ylabel("return")
         report.legend_below(figure, axes, columns=3)
 
 

@@ -287,23 +287,16 @@ class _Results:
         return next(i for i, s in enumerate(self.settings) if (s.operator, s.decay, s.clip) == wanted)
 
     def draw(self, folder: Path) -> None:
-        columns = min(3, len(self.found))
-        rows = math.ceil(len(self.found) / columns)
-        with report.panels(folder, "errors", (7.2, 2.3 * rows + 0.6), rows, columns) as (figure, axes):
-            for axis, (game, arrays) in zip(axes.ravel(), self.found.items(), strict=False):
+        labels = ("updates", "relative error of Q")
+        with report.panel_each(folder, "errors", list(self.found), (2.4, 2.3), *labels) as (figure, axes):
+            for axis, (game, arrays) in zip(axes, self.found.items(), strict=True):
                 errors = arrays["errors"]
                 updates = np.arange(1, errors.shape[1] + 1) * self.experiment.interval
                 for operator in self.others:
                     report.draw_curves(axis, updates, errors[..., self.best[game, operator, 0]], operator)
                 report.draw_curves(axis, updates, errors[..., self.one], MARGINALIZED)
-                axis.set(yscale="log", title=game)
+                axis.set_yscale("log")
                 axis.set_ylim(bottom=max(0.01, axis.get_ylim()[0]))
-            for axis in axes.ravel()[len(self.found) :]:
-                axis.set_visible(False)
-            for axis in axes[-1]:
-                axis.set_xlabel("updates")
-            for axis in axes[:, 0]:
-                axis.set_ylabel("relative error of Q")
             report.legend_below(figure, axes, columns=4)
 
     def write(self, folder: Path) -> None:

@@ -132,6 +132,30 @@ def panels(
         save_figure(figure, folder, name)
 
 
+@contextmanager
+def panel_each(
+    folder: Path, name: str, titles: Sequence[str], size: tuple[float, float], x: str, y: str
+) -> Iterator[tuple["Figure", list[Any]]]:
+    """A figure with a panel per title, of the given size and at most three in a row, and their axes.
+
+    `x` and `y` are the labels of the axes at the lower and the left edge. The figure is saved under `name` in the end.
+    """
+    columns = 2 if len(titles) == 4 else min(3, len(titles))
+    rows = -(-len(titles) // columns)
+    whole = (max(4.6, size[0] * columns), size[1] * rows + 0.6)
+    with panels(folder, name, whole, rows, columns) as (figure, axes):
+        for axis in axes.ravel()[len(titles) :]:
+            axis.set_visible(False)
+        for axis in axes[:, 0]:
+            axis.set_ylabel(y)
+        used = axes.ravel()[: len(titles)].tolist()
+        for axis in used[-columns:]:
+            axis.set_xlabel(x)
+        for axis, title in zip(used, titles, strict=True):
+            axis.set_title(title)
+        yield figure, used
+
+
 def draw_curves(
     axis: Any, x: np.ndarray, values: np.ndarray, operator: str, *, band: bool = True, **options: Any
 ) -> None:
