@@ -369,15 +369,17 @@ def programs() -> Rows:
 
 
 def ant() -> Rows:
-    """Stable-Baselines3's own seeds of Ant beside the ten of the defaults, at the evaluations that both have."""
-    theirs = baseline("Ant, Stable-Baselines3")["Stable-Baselines3, published settings"]
-    ours = baseline("Ant")["default, γ = 0.98"]
-    both = np.intersect1d(theirs.steps, ours.steps)
-    rows: Rows = [("steps", *(f"seed {seed}" for seed in theirs.seeds), "defaults: mean (range)")]
-    for steps in both:
-        own, then = (until(curve, steps).returns[:, -1] for curve in (theirs, ours))
-        cells = (f"{value:,.0f}" for value in own)
-        rows.append((f"{steps:,}", *cells, f"{then.mean():,.0f} ({then.min():,.0f} to {then.max():,.0f})"))
+    """Two seeds of each program with the published settings, and the ten of the defaults, at the evaluations of the latter."""
+    programs, base = baseline("Ant, two programs"), baseline("Ant")["default, γ = 0.98"]
+    seeds = [(name, curve, row) for name, curve in programs.items() for row in range(len(curve.seeds))]
+    rows: Rows = [("steps", *(f"{name}, seed {curve.seeds[row]}" for name, curve, row in seeds))]
+    rows[0] += ("defaults: mean (range)",)
+    last = max(curve.steps[-1] for curve in programs.values())
+    for step, then in zip(base.steps, base.returns.T, strict=True):
+        if step <= last:
+            own = [curve.returns[row, curve.steps == step] for _, curve, row in seeds]
+            cells = (f"{value[0]:,.0f}" if value.size else "" for value in own)
+            rows.append((f"{step:,}", *cells, f"{then.mean():,.0f} ({then.min():,.0f} to {then.max():,.0f})"))
     return rows
 
 
