@@ -248,7 +248,7 @@ def evaluate_tabular(passes: Passes, policy: Policy, request: Request) -> Evalua
     check = calibration(whole, mu) if how != "estimated" else None
     never, possible = unreachable(whole, mu, model, how), sums.value_range()
     support = {"default": model.default_value, "unsupported": model.unsupported, "unreachable": never}
-    estimates = with_room(estimates, possible, **support)
+    estimates = with_room(estimates, possible, episodes=counts.episodes, same=sums.same, **support)
     bound = sums.bound(request.level) if how == "logged" else None
     answers = intervals(estimates, possible, **request.bootstrap, bound=bound)  # step 5
     diagnostics = diagnostics_of(sums, how, check, weighing.markov.result(), request.level)

@@ -29,7 +29,9 @@ from marginax.offline.results import (
     answer,
     difference,
     effective,
+    if_alike,
     open_difference,
+    room_for,
     within,
 )
 from marginax.statistics import Interval, studentised_bootstrap
@@ -141,9 +143,12 @@ def judge(
     span, other = float(d["span"]), None
     if _too_wide(chosen, span):
         if spare is None or _too_wide(spare, span):
+            needed = "more episodes are needed"
+            if not np.isfinite(chosen.interval.width):
+                needed = "a horizon or a discount below 1 would bound what rewards permit"
             text.append(
                 f"Even the best interval, {chosen.interval.low:.4g} to {chosen.interval.high:.4g}, is wider than the range "
-                "of returns in the log: more episodes are needed."
+                f"of returns in the log: {needed}."
             )
             return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0), None
         take = (
@@ -166,6 +171,7 @@ def judge(
     if status == "trust":
         why = _why_not(answers, d, stops) if episodes is None else ""
         status = _agreeing(text, chosen, model, states, episodes, d, why)
+    text += _alike(estimates.get(chosen.name), chosen, compared)
     off = [
         a.name
         for a in answers.values()
@@ -245,11 +251,31 @@ def _for_all(estimate: Estimate | None, level: float, many: int, seed: int) -> t
     """How much wider below and above an interval is at the level at which `many` of its kind hold together (Bonferroni)."""
     if estimate is None or many < 2:
         return 0.0, 0.0
+    together = _jointly(level, many)
     one, every = (
         studentised_bootstrap(estimate.value, estimate.influence, level=x, seed=seed)
-        for x in (level, 1 - (1 - level) / many)
+        for x in (level, together)
     )
-    return max(one.low - every.low, 0.0), max(every.high - one.high, 0.0)
+    rarer = estimate.unseen(together) - estimate.unseen(level)
+    below, above = room_for(rarer, estimate.value, estimate.possible)
+    return max(one.low - every.low, 0.0) + below, max(every.high - one.high, 0.0) + above
+
+
+def _jointly(level: float, many: int) -> float:
+    """The level of each of `many` intervals that hold together at `level`."""
+    return 1 - (1 - level) / many
+
+
+def _alike(estimate: Estimate | None, chosen: Answer, compared: int) -> list[str]:
+    """Says of an estimate whose episodes are all alike what its interval allows for."""
+    if estimate is None or estimate.alike is None:
+        return []
+    chance = estimate.unseen(_jointly(chosen.interval.level, compared))
+    return [
+        f"No episode differs from another in its return or in what {chosen.name} sees: the interval allows for a kind of episode "
+        f"that was not seen, with any return that the rewards permit and a probability of up to {chance:.2%}, which "
+        f"{effective(estimate.alike)} cannot rule out."
+    ]
 
 
 def _agreeing(
@@ -352,7 +378,8 @@ def conclude(
     and all of it together."""
     level, seed = settings["level"], settings["seed"]
     answers = {name: answers[name] for name in ESTIMATORS if name in answers}
-    own = average = sums.behaviour()
+    average, possible = sums.behaviour(), sums.value_range()
+    own = average = if_alike(average, possible, sums.episodes)
     diagnostics["disagreeing"] = disagreeing(answers, estimates)
     verdict, reach, other = judge(answers, estimates, diagnostics, preferred, seed)
     reason, advantage = "", None
@@ -362,10 +389,10 @@ def conclude(
         if other is not None:
             interval = interval.holding(answers[other].interval)
             estimates = estimates | _held(estimates, found.name, answers[other].value)
-        wider = within(replace(found, interval=interval), sums.value_range())
+        wider = within(replace(found, interval=interval), possible)
         answers[found.name] = replace(found, interval=wider.interval)
     if diagnostics["tail_behaviour"] > STOPPED:  # the plain average stops at truncation
-        own = logged or average
+        own = average if logged is None else if_alike(logged, possible, sums.episodes, sums.same)
         if logged is None:
             reason = "the log is truncated, and its own value past that point is not known"
         elif diagnostics["markov_fails"]:
@@ -380,7 +407,7 @@ def conclude(
         advantage = difference(chosen, own, level=level, seed=seed).widened(*reach)
     notes = list(notes)
     if beyond := [a.name for a in answers.values() if a.beyond]:
-        (least, largest), (low, high) = settings["reward_range"], sums.value_range()
+        (least, largest), (low, high) = settings["reward_range"], possible
         notes.append(
             f"{', '.join(beyond)} went beyond what rewards from {least:.4g} to {largest:.4g} permit and "
             f"{'were' if len(beyond) > 1 else 'was'} cut to {low:.4g} to {high:.4g}"
