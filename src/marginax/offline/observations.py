@@ -119,6 +119,8 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
             answers[name] = within(replace(one, interval=wider), possible)
     check = None if fitted is None else fitted.calibration
     diagnostics = diagnostics_of(sums, how, check, markov, request.level) | support
+    ends = log.num_episodes, int(log.truncated.sum())
+    diagnostics["set_aside"] = source.share_set_aside(len(log), *ends)
     if how == "logged":
         chance = None if pairs is None else sample.log.behaviour
         found = 0.0 if chance is None else doubts(sample, chance, seed)

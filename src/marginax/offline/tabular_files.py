@@ -61,7 +61,7 @@ class TableSource(Source):
         sizes = [part.total for part in parts]
         self.total = sum(n for n in sizes if n is not None) if None not in sizes else None
         self.columns = _assign(parts[0].names)
-        self.first_row = self.dropped = 0
+        self.first_row = 0
         self._find_labels(encoding)
 
     def share(self, numbers: Sequence[int]) -> TableSource:
@@ -167,8 +167,7 @@ class TableSource(Source):
         if rows == 0:
             raise ValueError(f"{self.name} is empty: it has no rows")
         yield from reader.logs(_concatenate(pending))
-        self.dropped = reader.dropped
-        self.set_aside(self.dropped)
+        self.set_aside(reader.dropped)
 
 
 def open_tables(data: Any, encoding: Encoding = None) -> TableSource | None:

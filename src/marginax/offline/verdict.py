@@ -37,6 +37,7 @@ from marginax.offline.results import (
 from marginax.statistics import Interval, studentised_bootstrap
 
 LOST = 0.2  # discounted probability of leaving the support above which nothing is said
+CHOSEN = 0.05  # share of steps that were set aside, others of which were kept, above which nothing is said
 NARROWER = 0.6  # a width relative to the usual choice's from which another is taken: the narrowest of several is often too narrow
 SPARSE = (
     10.0  # effective episodes that will do if the states leave something out: the interval has room for few
@@ -81,6 +82,10 @@ def judge(
             f"With (discounted) probability {lost:.0%} the policy takes actions that the log never took in those "
             "states: the data cannot tell what it is worth. Collect data nearer to this policy."
         )
+        return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0), None
+    aside = float(d.get("set_aside", 0.0))
+    if aside > CHOSEN:
+        text.append(f"{_set_aside(aside)} The data cannot tell what that hides. Log the final observation.")
         return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0), None
     hidden = float(d["tail_target" if d["ess"] >= FEW else "tail_behaviour"])
     stops = hidden > FAINT
@@ -196,12 +201,23 @@ def judge(
                 else "there this estimate rests on the behaviour probabilities being right."
             )
         )
+    if aside > FAINT:
+        status = "caution"
+        text.append(f"{_set_aside(aside)} All estimates may be off by about as much.")
     if stops:
         text.append(
             f"Truncation hides {hidden:.1%} of the discounted future; estimators marked † (on the page: 'stops') count it as "
             "zero."
         )
     return Verdict(status, chosen.name, tuple(text)), reach, None if other is None else other.name
+
+
+def _set_aside(share: float) -> str:
+    """Says what is wrong with a log that lacks a share of its steps."""
+    return (
+        f"{share:.1%} of the steps were set aside, because truncated episodes came without their final observation, while the last "
+        "steps of other episodes were kept: ends look more frequent than they are."
+    )
 
 
 def _off_one(d: Mapping[str, Any]) -> bool:
