@@ -1,5 +1,7 @@
 """Reading logs: every format gives the same log, and each way of being broken its own sentence."""
 
+import sys
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
@@ -238,6 +240,40 @@ def test_broken_files_are_refused_with_episode_and_step(tmp_path, case):
     make, message = BROKEN[case]
     with pytest.raises(ValueError, match=message):
         open_data(write(tmp_path, make())).read()
+
+
+@pytest.mark.parametrize(("name", "role"), [("Reward", "reward"), ("reward", "reward"), ("STATE", "state")])
+def test_a_column_whose_name_is_there_twice_is_refused(tmp_path, name, role):
+    """Names are read without regard to case; wherever the second one stands."""
+    good = pa.table(columns())
+    twice = good.append_column(name, pa.array([7] * 7))
+    csv.write_csv(twice, tmp_path / "log.csv")
+    for place in (tmp_path / "log.parquet", tmp_path / "folder" / "2.parquet"):
+        place.parent.mkdir(exist_ok=True)
+        pq.write_table(twice, place)
+    pq.write_table(good, tmp_path / "folder" / "1.parquet")
+    message = f"the columns '{role}' and '{name}' both give the {role}; keep one"
+    for data, of in (
+        (tmp_path / "log.csv", "log.csv"),
+        (tmp_path / "log.parquet", "log.parquet"),
+        (tmp_path / "folder", "2.parquet"),
+        (twice, "table"),
+    ):
+        with pytest.raises(ValueError, match=f"^{of}: {message}"):
+            open_data(data)
+
+
+def test_columns_that_are_not_read_may_share_a_name(tmp_path, monkeypatch):
+    twice = (
+        pa.table(columns()).append_column("info", pa.array([7] * 7)).append_column("info", pa.array([8] * 7))
+    )
+    csv.write_csv(twice, tmp_path / "log.csv")
+    pq.write_table(twice, tmp_path / "log.parquet")
+    same(open_data(twice).read(), log())
+    same(open_data(tmp_path / "log.parquet").read(), log())
+    same(open_data(tmp_path / "log.csv").read(), log())
+    monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
+    same(open_data(tmp_path / "log.csv").read(), log())
 
 
 @pytest.mark.parametrize(

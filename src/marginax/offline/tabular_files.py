@@ -61,6 +61,8 @@ class TableSource(Source):
         sizes = [part.total for part in parts]
         self.total = sum(n for n in sizes if n is not None) if None not in sizes else None
         self.columns = _assign(parts[0].names)
+        for part in parts:
+            _refuse_twins(part, self.columns)
         self.first_row = 0
         self._find_labels(encoding)
 
@@ -381,6 +383,17 @@ def _assign(names: list[str]) -> dict[str, list[str]]:
             looked = ", ".join(NAMES[role])
             raise ValueError(f"there is no column for the {role} (looked for {looked}); {columns}")
     return found
+
+
+def _refuse_twins(part: Columns, columns: dict[str, list[str]]) -> None:
+    """Refuses a file in which a column that is read has a name twice, as names are read: without regard to case."""
+    for role, names in columns.items():
+        for name in names:
+            same = [other for other in part.names if other.lower() == name.lower()]
+            if len(same) > 1:
+                raise ValueError(
+                    f"{part.name}: the columns {' and '.join(map(repr, same))} both give the {role}; keep one"
+                )
 
 
 def _concatenate(blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
