@@ -263,6 +263,20 @@ def test_a_column_whose_name_is_there_twice_is_refused(tmp_path, name, role):
             open_data(data)
 
 
+def test_files_of_a_folder_have_the_same_columns(tmp_path):
+    """Else the first file decides what is read of the others."""
+    both = pa.table(columns())
+    for name in ("behaviour", "truncated"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for files in ("12", "21"):
+            pq.write_table(both, folder / f"{files[0]}.parquet")
+            pq.write_table(both.drop_columns([name]), folder / f"{files[1]}.parquet")
+            has = "has no column" if files == "12" else "has a column"
+            with pytest.raises(ValueError, match=f"^2.parquet {has} '{name}', which 1.parquet has"):
+                open_data(folder)
+
+
 def test_columns_that_are_not_read_may_share_a_name(tmp_path, monkeypatch):
     twice = (
         pa.table(columns()).append_column("info", pa.array([7] * 7)).append_column("info", pa.array([8] * 7))

@@ -62,7 +62,7 @@ class TableSource(Source):
         self.total = sum(n for n in sizes if n is not None) if None not in sizes else None
         self.columns = _assign(parts[0].names)
         for part in parts:
-            _refuse_twins(part, self.columns)
+            _check(part, parts[0], self.columns)
         self.first_row = 0
         self._find_labels(encoding)
 
@@ -96,11 +96,6 @@ class TableSource(Source):
         needed = [name for group in columns.values() for name in group]
         row, before, last = self.first_row, "", None
         for part in self.parts:
-            missing = set(needed) - set(part.names)
-            if missing:
-                raise ValueError(
-                    f"{part.name} has no column {sorted(missing)[0]!r}, which {self.parts[0].name} has"
-                )
             for batch in part.batches(needed, self.chunk // 2):
                 block = {}
                 for role, names in columns.items():
@@ -385,15 +380,19 @@ def _assign(names: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def _refuse_twins(part: Columns, columns: dict[str, list[str]]) -> None:
-    """Refuses a file in which a column that is read has a name twice, as names are read: without regard to case."""
-    for role, names in columns.items():
-        for name in names:
-            same = [other for other in part.names if other.lower() == name.lower()]
-            if len(same) > 1:
-                raise ValueError(
-                    f"{part.name}: the columns {' and '.join(map(repr, same))} both give the {role}; keep one"
-                )
+def _check(part: Columns, first: Columns, columns: dict[str, list[str]]) -> None:
+    """Refuses a file that has one of the columns twice, as names are read: without regard to case; or not those of the first file."""
+    roles = {name: role for role, names in columns.items() for name in names}
+    for name, role in roles.items():
+        same = [other for other in part.names if other.lower() == name.lower()]
+        if len(same) > 1:
+            given = " and ".join(map(repr, same))
+            raise ValueError(f"{part.name}: the columns {given} both give the {role}; keep one")
+        if name not in part.names:
+            raise ValueError(f"{part.name} has no column {name!r}, which {first.name} has")
+    for name in (name for names in _assign(part.names).values() for name in names):
+        if name not in roles:
+            raise ValueError(f"{part.name} has a column {name!r}, which {first.name} has not")
 
 
 def _concatenate(blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
