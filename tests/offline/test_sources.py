@@ -199,6 +199,10 @@ BROKEN = {
     ),
     "done": (lambda: columns(terminal=None, done=[False] * 7), "'done' does not say"),
     "two columns": (lambda: columns(observation=[0] * 7), "both give the state"),
+    "index and vector": (
+        lambda: columns(obs_0=[0.5] * 7, obs_1=[0.5] * 7),
+        "columns 'state' and 'obs_0' both give the state",
+    ),
     "nan reward": (lambda: edit("reward", 1, float("nan")), "episode 0, step 1: reward nan"),
     "negative state": (lambda: edit("state", 4, -1), "episode 1, step 1: state -1 is negative"),
     "fractional state": (

@@ -350,23 +350,17 @@ def _assign(names: list[str]) -> dict[str, list[str]]:
     lower = {name.lower(): name for name in names}
     for role, spellings in NAMES.items():
         single = [lower[s] for s in spellings if s in lower]
-        if len(single) > 1:
-            raise ValueError(f"columns {single[0]!r} and {single[1]!r} both give the {role}; keep one")
-        if single:
-            found[role] = single
-        elif role in _VECTORS:
-            stems = "|".join(map(re.escape, spellings))
-            matches = [
-                (re.fullmatch(rf"(?:{stems})[_\[]?(\d+)\]?", key), name) for key, name in lower.items()
-            ]
-            vector = sorted((int(match.group(1)), name) for match, name in matches if match)
-            for (number, name), (same, other) in itertools.pairwise(vector):
-                if number == same:
-                    raise ValueError(
-                        f"columns {name!r} and {other!r} both give number {number} of the {role}"
-                    )
-            if vector:
-                found[role] = [name for _, name in vector]
+        stems = "|".join(map(re.escape, spellings)) if role in _VECTORS else "(?!)"  # matches nothing
+        matches = [(re.fullmatch(rf"(?:{stems})[_\[]?(\d+)\]?", key), name) for key, name in lower.items()]
+        vector = sorted((int(match.group(1)), name) for match, name in matches if match)
+        for (number, name), (same, other) in itertools.pairwise(vector):
+            if number == same:
+                raise ValueError(f"columns {name!r} and {other!r} both give number {number} of the {role}")
+        given = [*single, *(name for _, name in vector[:1])]
+        if len(given) > 1:
+            raise ValueError(f"columns {given[0]!r} and {given[1]!r} both give the {role}; keep one")
+        if given:
+            found[role] = single or [name for _, name in vector]
     if "terminal" not in found and "done" in lower:
         raise ValueError(
             "the column 'done' does not say whether an episode terminated or was cut off: "
