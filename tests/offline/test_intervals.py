@@ -7,6 +7,7 @@ from scipy.stats import binomtest
 
 import marginax as mx
 from marginax.offline import Log, concentration, evaluate
+from marginax.offline.diagnostics import distribution
 from marginax.offline.importance import ImportanceSums
 from marginax.offline.results import clipped_lower_bound
 
@@ -175,3 +176,12 @@ def test_equal_returns_of_episodes_that_end_differently_are_ordinary_variation()
     result = evaluate(log, [[1.0]], discount=0.9, estimators=["certainty-equivalence"])
     assert result.estimates["certainty-equivalence"].left_open() == (0.0, 0.0)
     assert "No episode differs" not in " ".join(result.verdict.text)
+
+
+@pytest.mark.parametrize("failed", [0, 1, 3, 4, 8, 12, 15])
+def test_the_interval_of_a_quantile_of_equal_returns_holds_what_the_binomial_does_not_rule_out(failed):
+    """Of 200 episodes some failed: the 5% quantile is a failure if at least 5% of episodes fail, which an exact test may leave open."""
+    found = distribution(np.repeat([0.0, 1.0], [failed, 200 - failed]), np.ones(200), 0.95)
+    [ends] = [(entry["low"], entry["high"]) for entry in found["quantiles"] if entry["share"] == 0.05]
+    open_ = binomtest(failed, 200).proportion_ci(0.95)
+    assert ends == (float(open_.high < 0.05), float(open_.low < 0.05))

@@ -87,7 +87,10 @@ def distribution(returns: np.ndarray, weights: np.ndarray, level: float) -> dict
     for share in (0.05, 0.25, 0.5, 0.75, 0.95):
         value = quantile(share)
         below = returns <= value
-        half = z * float(np.sqrt((w**2 * (below - w[below].sum()) ** 2).sum()))
+        # Where many returns are equal or one weight is large, more than `share` lies below the value, even all: at the share itself
+        # the distribution function has at least the variance of that many effective episodes.
+        variance = max((w**2 * (below - w[below].sum()) ** 2).sum(), share * (1 - share) * (w**2).sum())
+        half = z * float(np.sqrt(variance))
         ends = quantile(max(share - half, 0.0)), quantile(min(share + half, 1.0))
         found["quantiles"].append({"share": share, "value": value, "low": ends[0], "high": ends[1]})
     for share in (0.05, 0.25):
