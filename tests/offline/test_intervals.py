@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, norm
 
 import marginax as mx
 from marginax.offline import Log, concentration, evaluate
@@ -181,7 +181,23 @@ def test_equal_returns_of_episodes_that_end_differently_are_ordinary_variation()
 @pytest.mark.parametrize("failed", [0, 1, 3, 4, 8, 12, 15])
 def test_the_interval_of_a_quantile_of_equal_returns_holds_what_the_binomial_does_not_rule_out(failed):
     """Of 200 episodes some failed: the 5% quantile is a failure if at least 5% of episodes fail, which an exact test may leave open."""
-    found = distribution(np.repeat([0.0, 1.0], [failed, 200 - failed]), np.ones(200), 0.95)
+    found = distribution(np.repeat([0.0, 1.0], [failed, 200 - failed]), np.ones(200), 0.95, (-1.0, 2.0))
     [ends] = [(entry["low"], entry["high"]) for entry in found["quantiles"] if entry["share"] == 0.05]
     open_ = binomtest(failed, 200).proportion_ci(0.95)
     assert ends == (float(open_.high < 0.05), float(open_.low < 0.05))
+
+
+def test_the_worst_part_of_few_returns_is_not_sure():
+    """Normal returns, and failures with 2%: the mean of the worst 5% of 50 episodes rests on two or three of them, or none that failed."""
+    rng, inside = np.random.default_rng(0), np.zeros(2)
+    truths = -norm.pdf(norm.ppf(0.05)) / 0.05, 1 - 0.02 / 0.05
+    for _ in range(100):
+        draws = rng.normal(size=50), (rng.random(50) > 0.02).astype(float)
+        for k, possible in enumerate([(-9.0, 9.0), (0.0, 1.0)]):
+            found = distribution(draws[k], np.ones(50), 0.95, possible)
+            [cvar] = [entry for entry in found["cvar"] if entry["share"] == 0.05]
+            inside[k] += cvar["low"] <= truths[k] <= cvar["high"]
+            assert possible[0] <= cvar["low"] <= cvar["high"] <= possible[1]
+    assert inside.min() >= 88
+    five, *_ = distribution(rng.normal(size=50), np.ones(50), 0.95, (-9.0, 9.0))["quantiles"]
+    assert five["low"] == -9.0  # 0.95^50 = 8% of such logs have none of the worst 5%
