@@ -142,9 +142,9 @@ def studentised_bootstrap(
     error = psi.std(ddof=1) / np.sqrt(n)
     if not np.isfinite(error):
         return Interval(-np.inf, np.inf, level)
-    rounding = _ROUNDING * max(1.0, abs(value))
-    if error <= rounding:
-        return Interval(value - rounding, value + rounding, level)
+    least = rounding(value)
+    if error <= least:
+        return Interval(value - least, value + least, level)
     scaled = psi / (error * np.sqrt(n))
     counts = _resamples(n, replicates, seed)
     mean, square = (counts @ np.stack([scaled, scaled**2], axis=1) / n).T
@@ -155,6 +155,11 @@ def studentised_bootstrap(
     both = max(float(np.quantile(np.abs(t), level, method="nearest")), NormalDist().inv_cdf(1 - tail))
     below, above = np.minimum(np.maximum(sides, both), _MOST) * error
     return Interval(float(value - below), float(value + above), level)
+
+
+def rounding(value: float, scale: float = 1.0) -> float:
+    """The error that rounding may have made in a value, which was computed from numbers of that scale."""
+    return _ROUNDING * max(scale, abs(value))
 
 
 @lru_cache(maxsize=2)

@@ -3,9 +3,11 @@
 import jax
 import numpy as np
 import pytest
+from scipy.stats import binomtest, norm
 
 import marginax as mx
 from marginax.offline import Log, concentration, evaluate
+from marginax.offline.diagnostics import distribution
 from marginax.offline.importance import ImportanceSums
 from marginax.offline.results import clipped_lower_bound
 
@@ -96,3 +98,106 @@ def test_a_heavy_tail_that_was_missed_is_left_open():
     assert missing > 0.2
     for name, estimate in weighted.estimates().items():
         assert estimate.bias_bound >= 0.9 * missing, name
+
+
+def failures(seed, chance, episodes=40):
+    """Episodes of one step that pay 1, and -1 with a small chance, whatever the action."""
+    rng = np.random.default_rng(seed)
+    rewards, actions = np.where(rng.random(episodes) < chance, -1.0, 1.0), rng.integers(2, size=episodes)
+    return Log.from_episodes(
+        [
+            {"states": [0], "actions": [a], "rewards": [r], "terminal": True, "behaviour": [0.5]}
+            for a, r in zip(actions, rewards, strict=True)
+        ]
+    )
+
+
+ALIKE = ("weighted-is", "weighted-doubly-robust", "state-ratio", "certainty-equivalence")
+BOUNDED = {"discount": 0.0, "reward_range": (-1.0, 1.0)}
+
+
+def test_a_log_without_a_failure_is_not_sure_that_there_is_none():
+    """Half of the logs show no failure: the intervals of theirs must hold the truth as well."""
+    inside = dict.fromkeys((*ALIKE, "behaviour"), 0)
+    for seed in range(40):
+        result = evaluate(failures(seed, 0.02), [[0.4, 0.6]], estimators=ALIKE, **BOUNDED)
+        for name, found in (result.answers | {"behaviour": result.behaviour}).items():
+            inside[name] += 1.0 - 2 * 0.02 in found.interval
+    assert min(inside.values()) >= 38, inside
+
+
+def test_the_room_where_episodes_are_alike_is_clopper_and_pearsons():
+    log = failures(0, 0.0)
+    ranked = evaluate(log, {"a": [[0.5, 0.5]], "b": [[0.4, 0.6]]}, estimators=ALIKE, **BOUNDED)
+
+    def low(episodes, level=0.95):
+        return 1.0 - 2 * binomtest(0, episodes).proportion_ci(level).high
+
+    a = ranked.policies["a"]
+    assert a.behaviour.interval.low == pytest.approx(low(40), abs=1e-5)
+    assert a.answers["weighted-is"].interval.low == pytest.approx(low(40), abs=1e-5)
+    chosen = a.answers[a.verdict.estimator].interval  # one of three families
+    assert chosen.low == pytest.approx(low(40, 1 - 0.05 / 3), abs=1e-5)
+    assert f"a probability of up to {(1 - low(40, 1 - 0.05 / 3)) / 2:.2%}" in " ".join(a.verdict.text)
+    assert a.advantage.low == pytest.approx(chosen.low - 1.0, abs=1e-5)
+    assert a.verdict.better == "cannot tell"
+    [d] = ranked.differences
+    assert not d.real
+    assert d.interval.low == pytest.approx(low(40) - 1.0, abs=1e-5)
+
+
+def test_two_actions_that_each_always_pay_the_same_are_compared_with_room_for_what_they_may_pay():
+    """Certainty equivalence sees no episode that differs from its model; the log has seen each action forty times."""
+    few = Log.from_episodes(
+        [
+            {"states": [0], "actions": [a], "rewards": [0.4 * a], "terminal": True, "behaviour": [0.5]}
+            for a in [0, 1, 1, 0] * 20
+        ]
+    )
+    pair = {"one": [[0.0, 1.0]], "zero": [[1.0, 0.0]]}
+    ranked = evaluate(few, pair, estimators=["certainty-equivalence"], **BOUNDED)
+    [d] = ranked.differences
+    chance = binomtest(0, 40).proportion_ci(0.95).high
+    assert d.value == pytest.approx(0.4)
+    assert d.interval.low == pytest.approx(0.4 - chance * 1.4 - chance * 1.0, abs=1e-5)
+    endless = evaluate(few, pair["one"], estimators=["certainty-equivalence"], discount=1.0)
+    assert endless.verdict.status == "cannot tell"
+    assert "a horizon or a discount below 1 would bound" in endless.verdict.text[-1]
+
+
+def test_equal_returns_of_episodes_that_end_differently_are_ordinary_variation():
+    ends = np.random.default_rng(0).random(100) < 0.3
+    log = Log.from_episodes(
+        [
+            {"states": [0, 0], "actions": [0], "rewards": [1.0], "terminal": bool(end), "behaviour": [1.0]}
+            for end in ends
+        ]
+    )
+    result = evaluate(log, [[1.0]], discount=0.9, estimators=["certainty-equivalence"])
+    assert result.estimates["certainty-equivalence"].left_open() == (0.0, 0.0)
+    assert "No episode differs" not in " ".join(result.verdict.text)
+
+
+@pytest.mark.parametrize("failed", [0, 1, 3, 4, 8, 12, 15])
+def test_the_interval_of_a_quantile_of_equal_returns_holds_what_the_binomial_does_not_rule_out(failed):
+    """Of 200 episodes some failed: the 5% quantile is a failure if at least 5% of episodes fail, which an exact test may leave open."""
+    found = distribution(np.repeat([0.0, 1.0], [failed, 200 - failed]), np.ones(200), 0.95, (-1.0, 2.0))
+    [ends] = [(entry["low"], entry["high"]) for entry in found["quantiles"] if entry["share"] == 0.05]
+    open_ = binomtest(failed, 200).proportion_ci(0.95)
+    assert ends == (float(open_.high < 0.05), float(open_.low < 0.05))
+
+
+def test_the_worst_part_of_few_returns_is_not_sure():
+    """Normal returns, and failures with 2%: the mean of the worst 5% of 50 episodes rests on two or three of them, or none that failed."""
+    rng, inside = np.random.default_rng(0), np.zeros(2)
+    truths = -norm.pdf(norm.ppf(0.05)) / 0.05, 1 - 0.02 / 0.05
+    for _ in range(100):
+        draws = rng.normal(size=50), (rng.random(50) > 0.02).astype(float)
+        for k, possible in enumerate([(-9.0, 9.0), (0.0, 1.0)]):
+            found = distribution(draws[k], np.ones(50), 0.95, possible)
+            [cvar] = [entry for entry in found["cvar"] if entry["share"] == 0.05]
+            inside[k] += cvar["low"] <= truths[k] <= cvar["high"]
+            assert possible[0] <= cvar["low"] <= cvar["high"] <= possible[1]
+    assert inside.min() >= 88
+    five, *_ = distribution(rng.normal(size=50), np.ones(50), 0.95, (-9.0, 9.0))["quantiles"]
+    assert five["low"] == -9.0  # 0.95^50 = 8% of such logs have none of the worst 5%

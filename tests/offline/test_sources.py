@@ -1,5 +1,7 @@
 """Reading logs: every format gives the same log, and each way of being broken its own sentence."""
 
+import sys
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
@@ -197,6 +199,10 @@ BROKEN = {
     ),
     "done": (lambda: columns(terminal=None, done=[False] * 7), "'done' does not say"),
     "two columns": (lambda: columns(observation=[0] * 7), "both give the state"),
+    "index and vector": (
+        lambda: columns(obs_0=[0.5] * 7, obs_1=[0.5] * 7),
+        "columns 'state' and 'obs_0' both give the state",
+    ),
     "nan reward": (lambda: edit("reward", 1, float("nan")), "episode 0, step 1: reward nan"),
     "negative state": (lambda: edit("state", 4, -1), "episode 1, step 1: state -1 is negative"),
     "fractional state": (
@@ -238,6 +244,54 @@ def test_broken_files_are_refused_with_episode_and_step(tmp_path, case):
     make, message = BROKEN[case]
     with pytest.raises(ValueError, match=message):
         open_data(write(tmp_path, make())).read()
+
+
+@pytest.mark.parametrize(("name", "role"), [("Reward", "reward"), ("reward", "reward"), ("STATE", "state")])
+def test_a_column_whose_name_is_there_twice_is_refused(tmp_path, name, role):
+    """Names are read without regard to case; wherever the second one stands."""
+    good = pa.table(columns())
+    twice = good.append_column(name, pa.array([7] * 7))
+    csv.write_csv(twice, tmp_path / "log.csv")
+    for place in (tmp_path / "log.parquet", tmp_path / "folder" / "2.parquet"):
+        place.parent.mkdir(exist_ok=True)
+        pq.write_table(twice, place)
+    pq.write_table(good, tmp_path / "folder" / "1.parquet")
+    message = f"the columns '{role}' and '{name}' both give the {role}; keep one"
+    for data, of in (
+        (tmp_path / "log.csv", "log.csv"),
+        (tmp_path / "log.parquet", "log.parquet"),
+        (tmp_path / "folder", "2.parquet"),
+        (twice, "table"),
+    ):
+        with pytest.raises(ValueError, match=f"^{of}: {message}"):
+            open_data(data)
+
+
+def test_files_of_a_folder_have_the_same_columns(tmp_path):
+    """Else the first file decides what is read of the others."""
+    both = pa.table(columns())
+    for name in ("behaviour", "truncated"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for files in ("12", "21"):
+            pq.write_table(both, folder / f"{files[0]}.parquet")
+            pq.write_table(both.drop_columns([name]), folder / f"{files[1]}.parquet")
+            has = "has no column" if files == "12" else "has a column"
+            with pytest.raises(ValueError, match=f"^2.parquet {has} '{name}', which 1.parquet has"):
+                open_data(folder)
+
+
+def test_columns_that_are_not_read_may_share_a_name(tmp_path, monkeypatch):
+    twice = (
+        pa.table(columns()).append_column("info", pa.array([7] * 7)).append_column("info", pa.array([8] * 7))
+    )
+    csv.write_csv(twice, tmp_path / "log.csv")
+    pq.write_table(twice, tmp_path / "log.parquet")
+    same(open_data(twice).read(), log())
+    same(open_data(tmp_path / "log.parquet").read(), log())
+    same(open_data(tmp_path / "log.csv").read(), log())
+    monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
+    same(open_data(tmp_path / "log.csv").read(), log())
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,9 @@ def test_differences_leave_as_much_open_as_the_values(name):
     sign = 1 if d.first == "pi" else -1
     low, high = sorted((sign * d.interval.low, sign * d.interval.high))
     assert low <= least < most <= high
-    assert high - low == pytest.approx(0.1, abs=0.02)  # and no more than that
+    # And no more than that. Certainty equivalence sees no episode that differs: for each policy 1 - 0.025^(1/200) may.
+    width = 0.1 + (2 * 0.0183 if name == "certainty-equivalence" else 0.0)
+    assert high - low == pytest.approx(width, abs=0.02)
 
 
 def test_a_ranking_holds_what_each_recommended_interval_holds():

@@ -364,3 +364,52 @@ def test_the_reason_is_the_one_that_holds(answers, diagnostics, reason):
     verdict, _, _ = verdict_on(answers, **diagnostics)
     assert verdict.status != "trust"
     assert reason in " ".join(verdict.text)
+
+
+def cut_off(steps, final, episodes=600, end=0.05):
+    """Episodes that pay 1 a step, end with 5% and are cut off after so many steps, with their final observation or without."""
+    lengths = np.random.default_rng(0).geometric(end, size=episodes)
+    found = []
+    for length in lengths:
+        n, over = min(int(length), steps), bool(length <= steps)
+        states = [0] * (n + (final and not over))
+        found.append(
+            {
+                "states": states,
+                "actions": [0] * n,
+                "rewards": [1.0] * n,
+                "terminal": over,
+                "behaviour": [1.0] * n,
+            }
+        )
+    return found, int((lengths > steps).sum())
+
+
+ALONE = {"discount": 0.9, "estimators": ["certainty-equivalence"]}
+
+
+@pytest.mark.parametrize(("steps", "status"), [(2, "cannot tell"), (20, "caution")])
+def test_last_steps_that_were_set_aside_make_ends_look_frequent(steps, status):
+    """The last steps that are left are those that ended an episode."""
+    episodes, lost = cut_off(steps, final=False)
+    log = Log.from_episodes(episodes)
+    found = evaluate(log, [[1.0]], **ALONE)
+    assert log.set_aside == lost
+    assert found.diagnostics["set_aside"] == pytest.approx(lost / (len(log) + lost))
+    assert f"{lost:,} truncated episodes came without the final observation" in found.notes[0]
+    assert found.verdict.status == status
+    assert "ends look more frequent" in " ".join(found.verdict.text)
+    truth = 1 / (1 - 0.9 * 0.95)
+    assert (truth in found.answers["certainty-equivalence"].interval) == (status == "caution")
+    half = evaluate(log.select(np.arange(0, log.num_episodes, 2)), [[1.0]], **ALONE)
+    assert half.diagnostics["set_aside"] == pytest.approx(found.diagnostics["set_aside"], rel=0.2)
+    whole = evaluate(Log.from_episodes(cut_off(steps, final=True)[0]), [[1.0]], **ALONE)
+    assert whole.diagnostics["set_aside"] == 0.0
+    assert truth in whole.answers["certainty-equivalence"].interval
+
+
+def test_where_every_episode_lost_its_last_step_none_is_missing():
+    log = Log.from_episodes(cut_off(3, final=False, end=1e-12)[0])
+    found = evaluate(log, [[1.0]], **ALONE)
+    assert (log.set_aside, found.diagnostics["set_aside"]) == (600, 0.0)
+    assert found.answers["certainty-equivalence"].value == pytest.approx(10.0)

@@ -26,7 +26,7 @@ class Columns:
 
     Attributes:
         name: of the file, for messages.
-        names: of its columns.
+        names: of its columns; a table, a frame or a file may have a name twice.
         total: number of rows, if known.
         path: of the file, if there is one that is read in batches.
         system: pyarrow's file system on which it is, if not the machine's own.
@@ -36,8 +36,8 @@ class Columns:
     path: Path | None = None
     system: Any = None
 
-    def __init__(self, name: str, columns: dict[str, Any]) -> None:
-        self.name, self.names = name, list(columns)
+    def __init__(self, name: str, columns: dict[str, Any], names: list[str] | None = None) -> None:
+        self.name, self.names = name, names or list(columns)
         self._columns = {key: np.asarray(values) for key, values in columns.items()}
         lengths = {key: len(values) for key, values in self._columns.items() if values.ndim}
         if len(set(lengths.values())) != 1 or len(lengths) != len(self._columns):
@@ -112,12 +112,13 @@ class CsvColumns(Columns):
     def _plain(self, columns: list[str], size: int) -> Iterator[Batch]:
         with self._text() as file, _reading(self.name):
             reader = csv.reader(file)
-            place = {name: i for i, name in enumerate(next(reader))}
+            header = next(reader)
+            place = {name: i for i, name in enumerate(header)}
 
             def rows() -> Iterator[list[str]]:
                 for row in reader:
-                    if row and len(row) != len(place):
-                        counts = f"{len(row)} entries, the header {len(place)}"
+                    if row and len(row) != len(header):
+                        counts = f"{len(row)} entries, the header {len(header)}"
                         raise ValueError(f"line {reader.line_num} has {counts}")
                     if row:
                         yield row
@@ -189,10 +190,12 @@ def columns_in_memory(data: Any) -> Columns | None:
     if isinstance(data, Mapping):
         return Columns("columns", dict(data))
     if hasattr(data, "column_names"):  # a table of pyarrow
-        arrays = {name: _array(data[name].combine_chunks(), name) for name in data.column_names}
-        return Columns("table", arrays)
+        pairs = zip(data.column_names, data.columns, strict=True)
+        arrays = {name: _array(column.combine_chunks(), name) for name, column in pairs}
+        return Columns("table", arrays, list(data.column_names))
     if hasattr(data, "columns") and hasattr(data, "__getitem__"):  # pandas, polars
-        return Columns("frame", {str(name): _cells(data[name]) for name in data.columns})
+        cells = {str(name): _cells(data[name]) for name in data.columns}
+        return Columns("frame", cells, [str(name) for name in data.columns])
     return None
 
 

@@ -12,7 +12,8 @@ from marginax.offline.behaviour import Calibration
 from marginax.offline.certainty_equivalence import Model, effective_transitions
 from marginax.offline.importance import FEW, ImportanceSums
 from marginax.offline.markov import MarkovTest
-from marginax.offline.results import effective
+from marginax.offline.results import Estimate, Influence, effective, if_alike, room_for
+from marginax.statistics import studentised_bootstrap
 from marginax.weights.empirical import EmpiricalMDP
 
 STOPPED = 0.01  # share of the discount after truncated steps from which the log's plain average is not its policy's value
@@ -59,45 +60,63 @@ def returns_of(sums: ImportanceSums, level: float) -> dict[str, Any]:
     if sums.sums["tail"][0] > STOPPED * sums.episodes:
         reason = "truncated episodes hide a part of their returns"
         return {"target": None, "behaviour": None, "reason": reason}
-    returns = sums.sums["earned"]
-    logged = distribution(returns, np.ones_like(returns), level)
+    returns, possible = sums.sums["earned"], sums.value_range()
+    logged = distribution(returns, np.ones_like(returns), level, possible)
     if sums.ess() < FEW:
         return {
             "target": None,
             "behaviour": logged,
             "reason": f"{effective(sums.ess())} are too few ({FEW:.0f} are needed)",
         }
-    return {"target": distribution(returns, sums.weights, level), "behaviour": logged, "reason": None}
+    target = distribution(returns, sums.weights, level, possible)
+    return {"target": target, "behaviour": logged, "reason": None}
 
 
-def distribution(returns: np.ndarray, weights: np.ndarray, level: float) -> dict[str, Any]:
+def distribution(
+    returns: np.ndarray, weights: np.ndarray, level: float, possible: tuple[float, float]
+) -> dict[str, Any]:
     """Quantiles of the return of an episode and means of its worst part (CVaR), with intervals; weights are self-normalised.
 
-    The interval of a quantile inverts that of the distribution function; the interval of a CVaR is normal.
+    The interval of a quantile inverts that of the distribution function; beyond the returns that were seen it goes on to what is
+    `possible`. That of a CVaR is a studentised bootstrap; where nothing in the worst part varies, a worse kind of return that was
+    not seen has the probability that Clopper and Pearson's bound allows.
     """
-    order = np.argsort(returns)
+    order, n = np.argsort(returns), len(returns)
     returns, w = returns[order], weights[order] / weights.sum()
     cumulative = np.cumsum(w)
     z = NormalDist().inv_cdf((1 + level) / 2)
 
     def quantile(share: float) -> float:
-        return float(returns[min(int(np.searchsorted(cumulative, share)), len(returns) - 1)])
+        return float(returns[min(int(np.searchsorted(cumulative, share)), n - 1)])
 
     found: dict[str, Any] = {"quantiles": [], "cvar": []}
     for share in (0.05, 0.25, 0.5, 0.75, 0.95):
         value = quantile(share)
         below = returns <= value
-        half = z * float(np.sqrt((w**2 * (below - w[below].sum()) ** 2).sum()))
-        ends = quantile(max(share - half, 0.0)), quantile(min(share + half, 1.0))
+        # Where many returns are equal or one weight is large, more than `share` lies below the value, even all: at the share itself
+        # the distribution function has at least the variance of that many effective episodes.
+        variance = max((w**2 * (below - w[below].sum()) ** 2).sum(), share * (1 - share) * (w**2).sum())
+        half = z * float(np.sqrt(variance))
+        ends = (
+            quantile(share - half) if share > half else possible[0],
+            quantile(share + half) if share + half < 1 else possible[1],
+        )
         found["quantiles"].append({"share": share, "value": value, "low": ends[0], "high": ends[1]})
     for share in (0.05, 0.25):
         value = quantile(share)
         short = np.maximum(value - returns, 0.0)
         mean = float(w @ short)
-        half = z * float(np.sqrt((w**2 * (short - mean) ** 2).sum())) / share
-        cvar = value - mean / share
-        found["cvar"].append({"share": share, "value": cvar, "low": cvar - half, "high": cvar + half})
-    keep = np.unique(np.linspace(0, len(returns) - 1, 200).astype(int))
+        psi = np.empty(n)
+        psi[order] = n * w * (mean - short) / share
+        influence = Influence(n)
+        influence.add(psi)
+        one = Estimate(value - mean / share, influence.groups(), 1 / float((w**2).sum()))
+        interval = studentised_bootstrap(one.value, one.influence, level=level)
+        unseen = min(if_alike(one, possible, n).unseen(level) / share, 1.0)
+        worse, _ = room_for(unseen, one.value, possible)
+        low, high = np.clip([interval.low - worse, interval.high], *possible)
+        found["cvar"].append({"share": share, "value": one.value, "low": float(low), "high": float(high)})
+    keep = np.unique(np.linspace(0, n - 1, 200).astype(int))
     found["curve"] = {"returns": returns[keep], "share": cumulative[keep]}
     return found
 

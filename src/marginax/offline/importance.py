@@ -14,7 +14,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from marginax.offline.log import Accumulator, Log, add_at
-from marginax.offline.results import MAX_GROUPS, Estimate, concentration
+from marginax.offline.results import MAX_GROUPS, Estimate, concentration, if_alike
 from marginax.statistics import Interval
 
 DOMINANT = 0.5  # share of the weight from which a single episode decides a self-normalised average
@@ -421,6 +421,12 @@ class ImportanceSums(Accumulator):
         value = float(self.sums["returns"].sum() / self.episodes)
         centred = self.sums["returns"] - self.sums["size"] * value
         return Estimate(value, centred * (self.groups / self.episodes), float(self.episodes))
+
+    @property
+    def same(self) -> bool:
+        """Whether all episodes have the same return and the same kind of end."""
+        average = if_alike(self.behaviour(), self.value_range(), self.episodes)
+        return average.alike is not None and self.truncated in (0, self.episodes)
 
     def mean_ratio(self) -> tuple[float, float]:
         """Mean of π/μ over steps and its standard error; 1 in expectation where μ covers π."""

@@ -34,6 +34,7 @@ class Log:
         behaviour: [N] probability (or density) μ(a_n|x_n) with which the action was drawn, or None.
         rows: [N] row of the file each transition came from, for policies given as a file of probabilities.
         names: episode names for error messages; None counts from 0.
+        set_aside: how many last steps of truncated episodes are not here, because their next state was not known.
 
     >>> log = Log.from_episodes([dict(states=[0, 1, 0], actions=[0, 1], rewards=[0., 1.], terminal=False)])
     >>> log.num_episodes, len(log), log.next_states.tolist(), log.truncated.tolist()
@@ -49,6 +50,7 @@ class Log:
     behaviour: np.ndarray | None = None
     rows: np.ndarray | None = None
     names: Sequence[Any] | np.ndarray | None = None
+    set_aside: int = 0
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -134,7 +136,8 @@ class Log:
     def _take(self, rows: np.ndarray, offsets: np.ndarray, names: Any) -> Log:
         columns = {name: getattr(self, name) for name in _COLUMNS}
         taken: dict[str, Any] = {name: None if x is None else x[rows] for name, x in columns.items()}
-        return Log(**taken, offsets=offsets, names=names)
+        share = len(taken["rewards"]) / len(self)
+        return Log(**taken, offsets=offsets, names=names, set_aside=round(share * self.set_aside))
 
     @staticmethod
     def from_episodes(episodes: Sequence[dict[str, Any]]) -> Log:
@@ -142,7 +145,8 @@ class Log:
 
         Args:
             episodes: each a dict with `states` (N or N+1 of them), `actions` [N], `rewards` [N], `terminal`
-                (did the last step end the episode?) and, if known, `behaviour` [N].
+                (did the last step end the episode?) and, if known, `behaviour` [N]. With N states the last step of an episode
+                that is not terminal is set aside, because its next state is not known; `set_aside` counts such steps.
 
         Raises:
             ValueError: naming the episode and step where the data are broken.
@@ -161,10 +165,10 @@ class Log:
             terminal[-1:] = bool(ended)
             part = {key: episode[key] for key in ("states", "actions", "rewards")}
             parts.append(part | {"name": i, "terminal": terminal, "behaviour": episode.get("behaviour")})
-        log, _ = lay(parts)
+        log, set_aside = lay(parts)
         if log is None:
             raise ValueError(NO_SUCCESSORS)
-        return log
+        return replace(log, set_aside=set_aside)
 
     @staticmethod
     def from_trajectories(batch: Any) -> Log:
@@ -234,6 +238,7 @@ def join(logs: list[Log]) -> Log:
         **columns,
         offsets=np.concatenate([*offsets, starts[-1:]]),
         names=[log.name(i) for log in logs for i in range(log.num_episodes)],
+        set_aside=sum(log.set_aside for log in logs),
     )
 
 

@@ -27,6 +27,7 @@ from marginax.offline.results import (
     Estimate,
     Evaluation,
     Influence,
+    if_alike,
     intervals,
     with_room,
     within,
@@ -97,7 +98,9 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
     estimates = {name: estimates[name] for name in request.estimators if name in estimates}
     possible, support = sums.value_range(), _support(log, pairs, linear, fitted, discount)
     left, never = support["unsupported"] or 0.0, support.pop("never")
-    estimates = with_room(estimates, possible, default=UNSEEN, unsupported=left, unreachable=never)
+    alike: dict[str, Any] = {"episodes": log.num_episodes, "same": sums.same}
+    missing = {"default": UNSEEN, "unsupported": left, "unreachable": never}
+    estimates = with_room(estimates, possible, **alike, **missing)
     bound = sums.bound(request.level) if how == "logged" and chances is not None else None
     answers = intervals(estimates, possible, **request.bootstrap, bound=bound)
     if pairs is not None:
@@ -110,9 +113,14 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
         for name, one in by_network.items():
             mass = never if name == "regression" else left
             room = mass * (possible[1] - possible[0])  # networks may say anything there
-            answers[name] = within(replace(one, interval=one.interval.widened(room, room)), possible)
+            bare = Estimate(one.value, one.error * np.array([1.0, -1.0]))  # of networks, without influences
+            below, above = if_alike(bare, possible, **alike).left_open(request.level)
+            wider = one.interval.widened(room + below, room + above)
+            answers[name] = within(replace(one, interval=wider), possible)
     check = None if fitted is None else fitted.calibration
     diagnostics = diagnostics_of(sums, how, check, markov, request.level) | support
+    ends = log.num_episodes, int(log.truncated.sum())
+    diagnostics["set_aside"] = source.share_set_aside(len(log), *ends)
     if how == "logged":
         chance = None if pairs is None else sample.log.behaviour
         found = 0.0 if chance is None else doubts(sample, chance, seed)

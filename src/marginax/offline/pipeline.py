@@ -245,10 +245,11 @@ def evaluate_tabular(passes: Passes, policy: Policy, request: Request) -> Evalua
     asked = {*request.estimators, *(["certainty-equivalence"] if request.wants(*SAME_IN_TABLES) else [])}
     estimates = {name: estimates[name] for name in ESTIMATORS if name in estimates and name in asked}
 
+    set_aside = source.share_set_aside(counts.steps, counts.episodes, counts.truncated)
     check = calibration(whole, mu) if how != "estimated" else None
     never, possible = unreachable(whole, mu, model, how), sums.value_range()
     support = {"default": model.default_value, "unsupported": model.unsupported, "unreachable": never}
-    estimates = with_room(estimates, possible, **support)
+    estimates = with_room(estimates, possible, episodes=counts.episodes, same=sums.same, **support)
     bound = sums.bound(request.level) if how == "logged" else None
     answers = intervals(estimates, possible, **request.bootstrap, bound=bound)  # step 5
     diagnostics = diagnostics_of(sums, how, check, weighing.markov.result(), request.level)
@@ -258,7 +259,8 @@ def evaluate_tabular(passes: Passes, policy: Policy, request: Request) -> Evalua
         answers,
         estimates,
         sums,
-        labelled(diagnostics | pairs_of(visits, model), source.encoding) | {"unreachable": never},
+        labelled(diagnostics | pairs_of(visits, model), source.encoding)
+        | {"unreachable": never, "set_aside": set_aside},
         request.settings(source, policy, how, weighing.rewards),
         preferred=PREFERRED,
         logged=logged,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from marginax.offline.log import Accumulator
-from marginax.statistics import Interval, studentised_bootstrap
+from marginax.statistics import Interval, rounding, studentised_bootstrap
 
 MAX_GROUPS = 1000  # the bootstrap resamples episodes, or so many groups of them
 
@@ -54,6 +54,9 @@ class Estimate:
         bias_bound: what resampling cannot show, to be added on both sides. Where one episode carries most of a
             self-normalised average, that average hardly varies, and says nothing of what others would give; where weights
             average far less than 1, the episodes that matter were not drawn.
+        alike: number of (effective) episodes where none differs from another, in itself or in what the estimator sees, so that
+            resampling does not say how sure it is; None where they differ.
+        possible: what the rewards permit, where episodes are alike.
     """
 
     value: float
@@ -64,11 +67,23 @@ class Estimate:
     model_share: float = 0.0
     lost: float = 0.0
     room: tuple[float, float] = (0.0, 0.0)
+    alike: float | None = None
+    possible: tuple[float, float] = (0.0, 0.0)
 
     @property
-    def left_open(self) -> tuple[float, float]:
-        """What resampling cannot show, below and above: the room and the bias bound."""
-        return self.room[0] + self.bias_bound, self.room[1] + self.bias_bound
+    def error(self) -> float:
+        """Standard error."""
+        n = len(self.influence)
+        return float(self.influence.std(ddof=1) / np.sqrt(n)) if n > 1 else float("inf")
+
+    def unseen(self, level: float) -> float:
+        """The probability that a kind of episode which was not seen may have: where all are alike, up to Clopper and Pearson's bound."""
+        return 0.0 if self.alike is None else 1.0 - ((1 - level) / 2) ** (1 / self.alike)
+
+    def left_open(self, level: float = 0.95) -> tuple[float, float]:
+        """What resampling cannot show, below and above: the room, the bias bound, and unseen kinds of episodes."""
+        below, above = room_for(self.unseen(level), self.value, self.possible)
+        return self.room[0] + self.bias_bound + below, self.room[1] + self.bias_bound + above
 
 
 class Influence(Accumulator):
@@ -219,9 +234,7 @@ def answer(
     """An estimate with its interval, widened by what it leaves open."""
     kind, truncation = ESTIMATORS.get(name, ("average return", "stops"))
     interval = studentised_bootstrap(estimate.value, estimate.influence, level=level, seed=seed)
-    interval = interval.widened(*estimate.left_open)
-    n = len(estimate.influence)
-    error = float(estimate.influence.std(ddof=1) / np.sqrt(n)) if n > 1 else float("inf")
+    interval = interval.widened(*estimate.left_open(level))
     return Answer(
         name=name,
         value=estimate.value,
@@ -230,7 +243,7 @@ def answer(
         truncation=truncation,
         ess=estimate.ess,
         ess_of=estimate.ess_of,
-        error=error,
+        error=estimate.error,
     )
 
 
@@ -288,23 +301,35 @@ def _bernstein(x: np.ndarray, bound: float, n: int, delta: float) -> float:
     return float(x.mean() - np.sqrt(2 * variance * log / n) - 7 * bound * log / (3 * (n - 1)))
 
 
-def unsupported_room(mass: float, default: float, possible: tuple[float, float]) -> tuple[float, float]:
-    """How much lower and higher the value may be if π, with discounted probability `mass`, does what was never seen, where the
-    model has its default value and the rewards permit all that is `possible`."""
+def room_for(mass: float, default: float, possible: tuple[float, float]) -> tuple[float, float]:
+    """How much lower and higher the value may be if with probability `mass` there is something that was never seen, which counts
+    with a default value and for which the rewards permit all that is `possible`."""
     if mass == 0:
         return 0.0, 0.0
     return mass * max(default - possible[0], 0.0), mass * max(possible[1] - default, 0.0)
+
+
+def if_alike(
+    estimate: Estimate, possible: tuple[float, float], episodes: int, same: bool = False
+) -> Estimate:
+    """The estimate, marked where no episode differs from another in what it sees, or all are the `same` in themselves."""
+    if not (same or estimate.error <= rounding(estimate.value, min(max(map(abs, possible)), 1.0))):
+        return estimate
+    alike = episodes if estimate.ess is None else min(episodes, estimate.ess)
+    return replace(estimate, alike=max(alike, 1.0), possible=possible)
 
 
 def with_room(
     estimates: dict[str, Estimate],
     possible: tuple[float, float],
     *,
+    episodes: int,
+    same: bool,
     default: float,
     unsupported: float,
     unreachable: float,
 ) -> dict[str, Estimate]:
-    """Estimates with the room that actions outside the log leave: the only place where it is computed.
+    """Estimates with the room that actions outside the log leave, and kinds of episodes: the only place where it is computed.
 
     A model lacks every pair that the log never took (`unsupported`). What rests on ratios lacks those that the behaviour policy
     never takes (`unreachable`), and the states where it has no weight at all (`Estimate.lost`). Both are among the former.
@@ -313,7 +338,8 @@ def with_room(
     for name, one in estimates.items():
         by_ratios = max(one.lost, min(one.lost + unreachable, unsupported))
         mass = one.model_share * unsupported + (1 - one.model_share) * by_ratios
-        found[name] = replace(one, room=unsupported_room(mass, default, possible))
+        roomy = replace(one, room=room_for(mass, default, possible))
+        found[name] = if_alike(roomy, possible, episodes, same)
     return found
 
 
@@ -337,12 +363,13 @@ def intervals(
 def difference(a: Estimate, b: Estimate, *, level: float, seed: int) -> Interval:
     """The interval of a - b, both from the same episodes, widened by what each leaves open."""
     found = studentised_bootstrap(a.value - b.value, a.influence - b.influence, level=level, seed=seed)
-    return found.widened(*open_difference(a, b))
+    return found.widened(*open_difference(a, b, level))
 
 
-def open_difference(a: Estimate, b: Estimate) -> tuple[float, float]:
+def open_difference(a: Estimate, b: Estimate, level: float = 0.95) -> tuple[float, float]:
     """How much lower and higher a - b may be by what both leave open."""
-    return a.left_open[0] + b.left_open[1], a.left_open[1] + b.left_open[0]
+    (a_below, a_above), (b_below, b_above) = a.left_open(level), b.left_open(level)
+    return a_below + b_above, a_above + b_below
 
 
 def within(found: Answer, possible: tuple[float, float]) -> Answer:

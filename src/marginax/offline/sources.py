@@ -29,6 +29,7 @@ class Source:
         sizes: (S, A) where the source knows them beforehand (Minari's spaces), else None.
         encoding: labels of states and of actions in the order of their indices, where the data have names for them.
         unsaid: which of the two nobody gave an order for: they are sorted.
+        dropped: how many steps were set aside, known after a pass.
     """
 
     name = "log"
@@ -36,6 +37,7 @@ class Source:
     sizes: tuple[int, int] | None = None
     encoding: dict[str, list[str]] | None = None
     unsaid: tuple[str, ...] = ()
+    dropped = 0
     _found: tuple[int, int] | None = None
 
     def __init__(self) -> None:
@@ -78,11 +80,21 @@ class Source:
 
     def set_aside(self, episodes: int) -> None:
         """Notes how many episodes lost their last step."""
+        self.dropped = episodes
         if episodes:
             self.notes = [
                 f"{episodes:,} truncated episode{'s' if episodes > 1 else ''} came without the final observation: the last step was "
                 "set aside; episodes of one step were dropped"
             ]
+
+    def share_set_aside(self, steps: int, episodes: int, truncated: int) -> float:
+        """The share of steps that were set aside while other episodes kept their last one, from the counts of what is left.
+
+        Where every episode lost its last step, each is just one step shorter, and the share is 0. Else what a step led to decided
+        whether it was kept: those that ended an episode were.
+        """
+        same = truncated == episodes and truncated <= self.dropped
+        return 0.0 if same else self.dropped / (steps + self.dropped)
 
     def read(self) -> Log:
         """The whole log at once, for methods that need it in memory."""
@@ -96,6 +108,7 @@ class MemorySource(Source):
         super().__init__()
         rows = np.arange(len(log)) if log.rows is None else log.rows
         self.log, self.name, self.total = replace(log.checked(), rows=rows), name, len(log)
+        self.set_aside(log.set_aside)
 
     def chunks(self) -> Iterator[Log]:
         """Yields the log, once."""

@@ -61,7 +61,9 @@ class TableSource(Source):
         sizes = [part.total for part in parts]
         self.total = sum(n for n in sizes if n is not None) if None not in sizes else None
         self.columns = _assign(parts[0].names)
-        self.first_row = self.dropped = 0
+        for part in parts:
+            _check(part, parts[0], self.columns)
+        self.first_row = 0
         self._find_labels(encoding)
 
     def share(self, numbers: Sequence[int]) -> TableSource:
@@ -94,11 +96,6 @@ class TableSource(Source):
         needed = [name for group in columns.values() for name in group]
         row, before, last = self.first_row, "", None
         for part in self.parts:
-            missing = set(needed) - set(part.names)
-            if missing:
-                raise ValueError(
-                    f"{part.name} has no column {sorted(missing)[0]!r}, which {self.parts[0].name} has"
-                )
             for batch in part.batches(needed, self.chunk // 2):
                 block = {}
                 for role, names in columns.items():
@@ -167,8 +164,7 @@ class TableSource(Source):
         if rows == 0:
             raise ValueError(f"{self.name} is empty: it has no rows")
         yield from reader.logs(_concatenate(pending))
-        self.dropped = reader.dropped
-        self.set_aside(self.dropped)
+        self.set_aside(reader.dropped)
 
 
 def open_tables(data: Any, encoding: Encoding = None) -> TableSource | None:
@@ -354,23 +350,17 @@ def _assign(names: list[str]) -> dict[str, list[str]]:
     lower = {name.lower(): name for name in names}
     for role, spellings in NAMES.items():
         single = [lower[s] for s in spellings if s in lower]
-        if len(single) > 1:
-            raise ValueError(f"columns {single[0]!r} and {single[1]!r} both give the {role}; keep one")
-        if single:
-            found[role] = single
-        elif role in _VECTORS:
-            stems = "|".join(map(re.escape, spellings))
-            matches = [
-                (re.fullmatch(rf"(?:{stems})[_\[]?(\d+)\]?", key), name) for key, name in lower.items()
-            ]
-            vector = sorted((int(match.group(1)), name) for match, name in matches if match)
-            for (number, name), (same, other) in itertools.pairwise(vector):
-                if number == same:
-                    raise ValueError(
-                        f"columns {name!r} and {other!r} both give number {number} of the {role}"
-                    )
-            if vector:
-                found[role] = [name for _, name in vector]
+        stems = "|".join(map(re.escape, spellings)) if role in _VECTORS else "(?!)"  # matches nothing
+        matches = [(re.fullmatch(rf"(?:{stems})[_\[]?(\d+)\]?", key), name) for key, name in lower.items()]
+        vector = sorted((int(match.group(1)), name) for match, name in matches if match)
+        for (number, name), (same, other) in itertools.pairwise(vector):
+            if number == same:
+                raise ValueError(f"columns {name!r} and {other!r} both give number {number} of the {role}")
+        given = [*single, *(name for _, name in vector[:1])]
+        if len(given) > 1:
+            raise ValueError(f"columns {given[0]!r} and {given[1]!r} both give the {role}; keep one")
+        if given:
+            found[role] = single or [name for _, name in vector]
     if "terminal" not in found and "done" in lower:
         raise ValueError(
             "the column 'done' does not say whether an episode terminated or was cut off: "
@@ -382,6 +372,21 @@ def _assign(names: list[str]) -> dict[str, list[str]]:
             looked = ", ".join(NAMES[role])
             raise ValueError(f"there is no column for the {role} (looked for {looked}); {columns}")
     return found
+
+
+def _check(part: Columns, first: Columns, columns: dict[str, list[str]]) -> None:
+    """Refuses a file that has one of the columns twice, as names are read: without regard to case; or not those of the first file."""
+    roles = {name: role for role, names in columns.items() for name in names}
+    for name, role in roles.items():
+        same = [other for other in part.names if other.lower() == name.lower()]
+        if len(same) > 1:
+            given = " and ".join(map(repr, same))
+            raise ValueError(f"{part.name}: the columns {given} both give the {role}; keep one")
+        if name not in part.names:
+            raise ValueError(f"{part.name} has no column {name!r}, which {first.name} has")
+    for name in (name for names in _assign(part.names).values() for name in names):
+        if name not in roles:
+            raise ValueError(f"{part.name} has a column {name!r}, which {first.name} has not")
 
 
 def _concatenate(blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

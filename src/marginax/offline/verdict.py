@@ -29,12 +29,15 @@ from marginax.offline.results import (
     answer,
     difference,
     effective,
+    if_alike,
     open_difference,
+    room_for,
     within,
 )
 from marginax.statistics import Interval, studentised_bootstrap
 
 LOST = 0.2  # discounted probability of leaving the support above which nothing is said
+CHOSEN = 0.05  # share of steps that were set aside, others of which were kept, above which nothing is said
 NARROWER = 0.6  # a width relative to the usual choice's from which another is taken: the narrowest of several is often too narrow
 SPARSE = (
     10.0  # effective episodes that will do if the states leave something out: the interval has room for few
@@ -79,6 +82,10 @@ def judge(
             f"With (discounted) probability {lost:.0%} the policy takes actions that the log never took in those "
             "states: the data cannot tell what it is worth. Collect data nearer to this policy."
         )
+        return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0), None
+    aside = float(d.get("set_aside", 0.0))
+    if aside > CHOSEN:
+        text.append(f"{_set_aside(aside)} The data cannot tell what that hides. Log the final observation.")
         return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0), None
     hidden = float(d["tail_target" if d["ess"] >= FEW else "tail_behaviour"])
     stops = hidden > FAINT
@@ -141,9 +148,12 @@ def judge(
     span, other = float(d["span"]), None
     if _too_wide(chosen, span):
         if spare is None or _too_wide(spare, span):
+            needed = "more episodes are needed"
+            if not np.isfinite(chosen.interval.width):
+                needed = "a horizon or a discount below 1 would bound what rewards permit"
             text.append(
                 f"Even the best interval, {chosen.interval.low:.4g} to {chosen.interval.high:.4g}, is wider than the range "
-                "of returns in the log: more episodes are needed."
+                f"of returns in the log: {needed}."
             )
             return Verdict("cannot tell", None, tuple(text)), (0.0, 0.0), None
         take = (
@@ -166,6 +176,7 @@ def judge(
     if status == "trust":
         why = _why_not(answers, d, stops) if episodes is None else ""
         status = _agreeing(text, chosen, model, states, episodes, d, why)
+    text += _alike(estimates.get(chosen.name), chosen, compared)
     off = [
         a.name
         for a in answers.values()
@@ -190,12 +201,23 @@ def judge(
                 else "there this estimate rests on the behaviour probabilities being right."
             )
         )
+    if aside > FAINT:
+        status = "caution"
+        text.append(f"{_set_aside(aside)} All estimates may be off by about as much.")
     if stops:
         text.append(
             f"Truncation hides {hidden:.1%} of the discounted future; estimators marked † (on the page: 'stops') count it as "
             "zero."
         )
     return Verdict(status, chosen.name, tuple(text)), reach, None if other is None else other.name
+
+
+def _set_aside(share: float) -> str:
+    """Says what is wrong with a log that lacks a share of its steps."""
+    return (
+        f"{share:.1%} of the steps were set aside, because truncated episodes came without their final observation, while the last "
+        "steps of other episodes were kept: ends look more frequent than they are."
+    )
 
 
 def _off_one(d: Mapping[str, Any]) -> bool:
@@ -245,11 +267,31 @@ def _for_all(estimate: Estimate | None, level: float, many: int, seed: int) -> t
     """How much wider below and above an interval is at the level at which `many` of its kind hold together (Bonferroni)."""
     if estimate is None or many < 2:
         return 0.0, 0.0
+    together = _jointly(level, many)
     one, every = (
         studentised_bootstrap(estimate.value, estimate.influence, level=x, seed=seed)
-        for x in (level, 1 - (1 - level) / many)
+        for x in (level, together)
     )
-    return max(one.low - every.low, 0.0), max(every.high - one.high, 0.0)
+    rarer = estimate.unseen(together) - estimate.unseen(level)
+    below, above = room_for(rarer, estimate.value, estimate.possible)
+    return max(one.low - every.low, 0.0) + below, max(every.high - one.high, 0.0) + above
+
+
+def _jointly(level: float, many: int) -> float:
+    """The level of each of `many` intervals that hold together at `level`."""
+    return 1 - (1 - level) / many
+
+
+def _alike(estimate: Estimate | None, chosen: Answer, compared: int) -> list[str]:
+    """Says of an estimate whose episodes are all alike what its interval allows for."""
+    if estimate is None or estimate.alike is None:
+        return []
+    chance = estimate.unseen(_jointly(chosen.interval.level, compared))
+    return [
+        f"No episode differs from another in its return or in what {chosen.name} sees: the interval allows for a kind of episode "
+        f"that was not seen, with any return that the rewards permit and a probability of up to {chance:.2%}, which "
+        f"{effective(estimate.alike)} cannot rule out."
+    ]
 
 
 def _agreeing(
@@ -352,7 +394,8 @@ def conclude(
     and all of it together."""
     level, seed = settings["level"], settings["seed"]
     answers = {name: answers[name] for name in ESTIMATORS if name in answers}
-    own = average = sums.behaviour()
+    average, possible = sums.behaviour(), sums.value_range()
+    own = average = if_alike(average, possible, sums.episodes)
     diagnostics["disagreeing"] = disagreeing(answers, estimates)
     verdict, reach, other = judge(answers, estimates, diagnostics, preferred, seed)
     reason, advantage = "", None
@@ -362,10 +405,10 @@ def conclude(
         if other is not None:
             interval = interval.holding(answers[other].interval)
             estimates = estimates | _held(estimates, found.name, answers[other].value)
-        wider = within(replace(found, interval=interval), sums.value_range())
+        wider = within(replace(found, interval=interval), possible)
         answers[found.name] = replace(found, interval=wider.interval)
     if diagnostics["tail_behaviour"] > STOPPED:  # the plain average stops at truncation
-        own = logged or average
+        own = average if logged is None else if_alike(logged, possible, sums.episodes, sums.same)
         if logged is None:
             reason = "the log is truncated, and its own value past that point is not known"
         elif diagnostics["markov_fails"]:
@@ -380,7 +423,7 @@ def conclude(
         advantage = difference(chosen, own, level=level, seed=seed).widened(*reach)
     notes = list(notes)
     if beyond := [a.name for a in answers.values() if a.beyond]:
-        (least, largest), (low, high) = settings["reward_range"], sums.value_range()
+        (least, largest), (low, high) = settings["reward_range"], possible
         notes.append(
             f"{', '.join(beyond)} went beyond what rewards from {least:.4g} to {largest:.4g} permit and "
             f"{'were' if len(beyond) > 1 else 'was'} cut to {low:.4g} to {high:.4g}"
