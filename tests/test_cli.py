@@ -49,6 +49,26 @@ def test_every_command_explains_itself(command, capsys):
     assert f"marginax {command}" in capsys.readouterr().out
 
 
+def test_a_terminal_that_knows_only_ascii_gets_what_can_be_printed():
+    """Words, tables and claims; the marks of claims that hold and of those that fail stay different."""
+    script = """
+import sys
+from marginax.cli import main
+for words in (["--help"], ["reproduce", "--help"], ["evaluate", "--help"], ["show", "chain", "--n", "3"]):
+    sys.argv[1:] = words
+    assert main() == 0
+import numpy as np
+from marginax import report
+from marginax.experiments.command import print_claims
+one = np.ones(3)
+print_claims([report.claim(f"{low} < 1", "here", "mean", np.mean, one, low=low) for low in (0, 2)])
+"""
+    text = run("-c", script, env={**os.environ, "PYTHONIOENCODING": "ascii"}).stdout
+    assert "usage: marginax COMMAND [--help] ..." in text
+    assert "Retrace, c = 2 " in text and "target ? " in text
+    assert "\n+ 0 < 1: 1" in text and "\n- 2 < 1: 1" in text
+
+
 def test_help_imports_nothing_heavy():
     """`--help`, in one process that must end without the packages that take long to import."""
     script = """

@@ -1,5 +1,6 @@
 """The command line: ``marginax COMMAND …``. Each command lives in its room and is loaded only when asked for."""
 
+import codecs
 import contextlib
 import difflib
 import functools
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     marginax 0.1.0
     0
     """
+    if arguments is None:
+        _print_on_any_terminal()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(_help())
@@ -124,6 +127,23 @@ def _nearest_choice(text: str) -> str | None:
     if found is None:
         return None
     return next(iter(difflib.get_close_matches(found[1], re.findall(r"'(.*?)'", found[2]), n=1)), None)
+
+
+_ASCII = {"✓": "+", "✗": "-", "…": "...", "±": "+-", "\u0304": ""}  # what must not become the same sign
+
+
+def _print_on_any_terminal() -> None:
+    """Has characters that the terminal's encoding lacks replaced, by `?` where nothing is nearer."""
+
+    def nearest(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        missing = error.object[error.start : error.end]
+        return "".join(_ASCII.get(letter, "?") for letter in missing), error.end
+
+    codecs.register_error("marginax.nearest", nearest)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="marginax.nearest")
 
 
 def _end_soon_after_interrupt() -> None:
