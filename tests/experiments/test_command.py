@@ -196,6 +196,20 @@ def test_the_chain_compares_no_value_with_itself_and_the_larger_with_the_smaller
     assert shorter.effect == pytest.approx(np.log10(3))
 
 
+def test_a_curve_that_diverged_stays_in_the_chains_table():
+    chain = Chain(seeds=2, iterations=250)
+    curves = np.full((len(METHODS), 2, 250), 0.01, np.float32)
+    curves[:, :, 0] = 1.0
+    curves[METHODS.index("retrace"), 1, 200:] = np.nan
+    rows = chain._table({("clip", 1.0): curves}).rows
+    assert [row[2:] for row in rows if row[1] != "Retrace"] == [("2", pytest.approx(0.01))] * (
+        len(METHODS) - 1
+    )
+    assert [row[2:] for row in rows if row[1] == "Retrace"] == [
+        ("more than 250", pytest.approx(np.nan, nan_ok=True))
+    ]
+
+
 @pytest.mark.slow
 def test_verdicts_of_the_chain_follow_from_its_curves(tmp_path):
     """Made-up curves: one-step is slow, certainty equivalence faster at a larger clip, all else alike."""
