@@ -188,7 +188,7 @@ def _exit_interrupted() -> None:
     """Say it once, show the cursor that a progress bar hid, and end without waiting for threads."""
     with _LEAVING:
         with contextlib.suppress(Exception):
-            if sys.stderr.isatty():
+            if sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
                 sys.stderr.write("\x1b[?25h\n")
             _fail("interrupted")
             sys.stdout.flush()
