@@ -336,5 +336,16 @@ def test_show_prints_every_action_whole_and_names_its_problems(capsys, monkeypat
     assert "chain, open-world or garnet" in capsys.readouterr().out
 
 
+def test_show_keeps_every_column_and_digit_on_a_narrow_terminal(capsys, monkeypatch):
+    def words(width):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert cli.main(["show", "garnet", "--n", "4", "--actions", "7"]) == 0
+        return set(re.findall(r"[\w.-]+", capsys.readouterr().out))
+
+    wide = words(200)
+    assert {"contracts", "a0", "a6"} < wide
+    assert words(40) == words(12) == wide
+
+
 def test_report_of_an_empty_folder_is_an_empty_page(tmp_path):
     assert command.write_report(tmp_path).read_text().startswith("<!DOCTYPE html>")

@@ -2,9 +2,9 @@
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import rich.console
 import tyro
@@ -249,22 +249,30 @@ def show(
         [(name, f"{float(mdp.initial @ mdp.v_values(policy)):.6f}") for name, policy in values],
     )
     if mdp.num_states <= 30:
-        q, most = mdp.q_values(pi), 6
-        for first in range(0, mdp.num_actions, most):
-            shown = range(mdp.num_actions)[first : first + most]
-            _print_table(
-                "Q^π, state by state",
-                ("state", *(f"a{a}" for a in shown)),
-                [(str(state), *(f"{row[a]:.4f}" for a in shown)) for state, row in enumerate(q)],
-            )
+        _print_table(
+            "Q^π, state by state",
+            ("state", *(f"a{a}" for a in range(mdp.num_actions))),
+            [(str(state), *(f"{value:.4f}" for value in row)) for state, row in enumerate(mdp.q_values(pi))],
+        )
 
 
-def _print_table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table; columns that the terminal is too narrow for go into further tables, after the first column."""
+    import rich.cells
     import rich.table
 
-    table = rich.table.Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left")
-    for row in rows:
-        table.add_row(*row)
-    rich.console.Console().print(table)
+    width = rich.console.Console().width
+    widths = [3 + max(map(rich.cells.cell_len, column)) for column in zip(columns, *rows, strict=True)]
+    first = 1
+    while first < len(columns):
+        last, needed = first + 1, 1 + widths[0] + widths[first]
+        while last < len(columns) and needed + widths[last] <= width:
+            needed += widths[last]
+            last += 1
+        table = rich.table.Table(title=title, title_justify="left")
+        for i in (0, *range(first, last)):
+            table.add_column(columns[i], justify="right" if i else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(row[0], *row[first:last])
+        rich.console.Console(width=max(width, needed)).print(table)
+        first = last
