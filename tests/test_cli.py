@@ -22,6 +22,16 @@ def test_version_and_help_work_as_a_process():
     assert all(command in text for command in COMMANDS)
 
 
+@pytest.mark.parametrize("words", [["--help"], ["show", "--help"]])
+def test_a_reader_who_has_seen_enough_is_no_error(words):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-u", "-m", "marginax", *words]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_no_words_print_the_help(capsys):
     assert main([]) == 0
     assert "usage: marginax COMMAND" in capsys.readouterr().out

@@ -49,16 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         _print_on_any_terminal()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help"):
-        print(_help())
-        return 0
-    if words[0] in ("-V", "--version"):
-        print(f"marginax {marginax.__version__}")
-        return 0
     if arguments is None:
         _end_soon_after_interrupt()
     try:
-        status = _run(words[0], words[1:])
+        status = _run(*words) if words else _run("--help")
         if arguments is None:
             _done()
         return status
@@ -74,9 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error) or type(error).__name__)
 
 
-def _run(command: str, words: list[str]) -> int:
+def _run(command: str, *words: str) -> int:
+    if command in ("-h", "--help"):
+        print(_help())
+        return 0
+    if command in ("-V", "--version"):
+        print(f"marginax {marginax.__version__}")
+        return 0
     try:
-        status = parse(command, words)()
+        status = parse(command, list(words))()
     except SystemExit as stop:  # of the parser, or of a command that was asked to end
         return stop.code if isinstance(stop.code, int) else 2 if stop.code else 0
     return status if isinstance(status, int) else 0
