@@ -23,11 +23,13 @@ def test_version_and_help_work_as_a_process():
 
 
 @pytest.mark.parametrize("words", [["--help"], ["show", "--help"]])
-def test_a_reader_who_has_seen_enough_is_no_error(words):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_who_has_seen_enough_is_no_error(words, unbuffered):
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-u", "-m", "marginax", *words]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "marginax", *words]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=environment)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
 

@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = _run(*words) if words else _run("--help")
         if arguments is None:
+            print(end="", flush=True)
             _done()
         return status
     except KeyboardInterrupt:
