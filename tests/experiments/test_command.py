@@ -294,6 +294,9 @@ def test_the_claims_end_the_run_in_a_few_lines(capsys):
         ("reproduce --workers 0", "--workers must be at least 1, got 0"),
         ("show chain --n 0", "n must be"),
         ("show nothing", "nothing"),
+        ("show open-world --off-policy 0.5", "--off-policy is no setting of the problem open-world, got 0.5"),
+        ("show garnet --noise 0.5", "--noise is no setting of the problem garnet, got 0.5"),
+        ("show chain --seed 1", "--seed is no setting of the problem chain, got 1"),
     ],
 )
 def test_bad_input_is_one_clear_line(words, message, tmp_path, monkeypatch, capsys):

@@ -126,6 +126,7 @@ def test_a_table_that_says_too_little_is_refused(table, options, message):
         lambda: problems.chain(noise=-1),
         lambda: problems.open_world(n=1),
         lambda: problems.chain(discount=1),
+        lambda: problems.garnet(seed=-1),
     ],
 )
 def test_impossible_settings_are_refused(call):

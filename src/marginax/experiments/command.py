@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import rich.console
 import tyro
@@ -32,6 +32,13 @@ EXPERIMENTS = {
 """Every experiment: a class in this room (loaded when chosen) and what it is. It runs with `all` if it is in TABULAR."""
 TABULAR = ("chain", "open-world", "weights", "policy-iteration", "variance", "theory")
 MARKS = {"reproduced": "[green]✓[/]", "not reproduced": "[red]✗[/]", "cannot be decided": "[yellow]?[/]"}
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "chain": {"actions": 5, "off_policy": 0.0, "noise": 0.1},
+    "open-world": {},
+    "garnet": {"actions": 5, "seed": 0},
+}
+"""What can be set of the problems that `show` knows, beside their size and discount."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,13 +199,13 @@ def show(
     problem: Annotated[Literal["chain", "open-world", "garnet"], tyro.conf.Positional],
     *,
     n: int = 10,
-    actions: int = 5,
-    off_policy: float = 0.0,
-    noise: float = 0.1,
+    actions: int | None = None,
+    off_policy: float | None = None,
+    noise: float | None = None,
     discount: float = 0.99,
     clip: tuple[float, ...] = (1.0, 2.0, 5.0),
     decay: float = 1.0,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> None:
     """Prints contraction rates of every operator on a problem, and the expected returns of pi, mu and the best policy.
 
@@ -207,20 +214,28 @@ def show(
     Args:
         problem: chain, open-world or garnet.
         n: length of the chain, side of the Open World, or states of the garnet.
-        actions: actions of the chain or the garnet.
-        off_policy: β of the chain's behaviour policy βπ + (1-β) uniform.
-        noise: standard deviation of the chain's last reward.
+        actions: actions of the chain or the garnet; by default 5.
+        off_policy: β of the chain's behaviour policy βπ + (1-β) uniform; by default 0.
+        noise: standard deviation of the chain's last reward; by default 0.1.
         discount: γ.
         clip: clips c̄ of Retrace.
         decay: λ of all traces.
-        seed: seed of the garnet.
+        seed: seed of the garnet; by default 0.
     """
+    used = dict(SETTINGS[problem])
+    for name, value in {"actions": actions, "off_policy": off_policy, "noise": noise, "seed": seed}.items():
+        if value is not None and name not in used:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is no setting of the problem {problem}, got {value}"
+            )
+        if value is not None:
+            used[name] = value
     if problem == "chain":
-        mdp, pi, mu = mx.problems.chain(n, actions, off_policy, noise, discount)
+        mdp, pi, mu = mx.problems.chain(n, used["actions"], used["off_policy"], used["noise"], discount)
     elif problem == "open-world":
         mdp, pi, mu = mx.problems.open_world(n, discount)
     else:
-        mdp, pi, mu = mx.problems.garnet(n, actions, min(3, n), seed=seed, discount=discount)
+        mdp, pi, mu = mx.problems.garnet(n, branching=min(3, n), discount=discount, **used)
     rich.console.Console().print(f"{mdp!r}", highlight=False)
     used = {
         "one-step": mx.traces.one_step(pi, mu),
