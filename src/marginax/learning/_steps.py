@@ -72,10 +72,13 @@ def check_estimator(estimator: Estimator | None, c: Float[Array, "S A"]) -> None
     checks.shaped("weights", shape, c.shape * 2)
 
 
-def with_seeds(trajectories: Any, shape: tuple[int, ...]) -> tuple[Trajectory, bool]:
+def with_seeds(
+    trajectories: Any, shape: tuple[int, ...], estimator: Estimator | None
+) -> tuple[Trajectory, bool]:
     """Trajectories `[seeds, iterations, T]`, and whether they came without the axis of seeds.
 
-    States and actions are checked against tables `[S, A]`, rewards and discounts to be finite, unless JAX is tracing them.
+    States and actions are checked against tables `[S, A]`, rewards and discounts to be finite, and discounts to be 0 or that of the
+    estimator, unless JAX is tracing them.
     """
     if not isinstance(trajectories, Trajectory):
         raise ValueError(
@@ -92,6 +95,14 @@ def with_seeds(trajectories: Any, shape: tuple[int, ...]) -> tuple[Trajectory, b
         for name in ("rewards", "discounts"):
             values = np.asarray(getattr(trajectories, name))
             checks.finite(f"trajectories.{name}", np.where(valid, values, 0))
+        gamma = getattr(estimator, "discount", None)
+        if gamma is not None and not isinstance(gamma, jax.core.Tracer):
+            other = np.argwhere(valid & (values != 0) & ~(abs(values - np.asarray(gamma)) <= 1e-6))
+            if other.size:
+                place = tuple(other[0])
+                raise ValueError(
+                    f"weights were made for the discount {gamma:g}, but trajectories.discounts{checks.where(place)} = {values[place]:g}"
+                )
     return (
         (jax.tree.map(lambda field: field[None], trajectories), True) if ndim == 2 else (trajectories, False)
     )

@@ -129,8 +129,8 @@ def improve(
     if isinstance(traces, type) or not callable(traces):
         got = getattr(traces, "__name__", type(traces).__name__)
         raise ValueError(f"traces must be a function of the policy, such as learning.retrace(mu), got {got}")
-    trajectories, single = with_seeds(trajectories, pi.shape)
     estimator = estimator_of(weights, pi.shape)
+    trajectories, single = with_seeds(trajectories, pi.shape, estimator)
     every = checks.count("refresh_every", refresh_every)
     refresh = jnp.arange(trajectories.states.shape[-2]) % every == 0 if every > 1 else None
     sizes = [checks.step_size(step_size), checks.step_size(policy_step_size, "policy_step_size")]
