@@ -237,6 +237,8 @@ def test_verdicts_of_the_chain_follow_from_its_curves(tmp_path):
 def test_the_experiment_may_stand_after_the_flags(tmp_path):
     program, _, rest = command.reproduce(["--quick", "theory", "--seeds", "3"])
     assert (program, rest) == ("marginax reproduce theory", ["--quick", "--seeds", "3"])
+    program, _, rest = command.reproduce(["--quick", "all"])
+    assert (program, rest) == ("marginax reproduce [EXPERIMENT]", ["--quick"])
     program, _, rest = command.reproduce(["--out", "chain"])  # a folder of that name
     assert rest == ["--out", "chain"]
     program, _, rest = command.reproduce(["--out", "chain", "theory"])

@@ -91,15 +91,16 @@ class Options:
 
 def reproduce(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
     """Program name, function and remaining words of `marginax reproduce [EXPERIMENT] …`, for `cli` to parse."""
+    known = ["all", *EXPERIMENTS]
     place = next(
         (
             i
             for i, (before, word) in enumerate(zip(["", *words], words, strict=False))
-            if (word in EXPERIMENTS and before != "--out") or (i == 0 and word[:1] != "-")
+            if (word in known and before != "--out") or (i == 0 and word[:1] != "-")
         ),
         None,
     )
-    name = "all" if place is None else checks.choice("EXPERIMENT", words[place], ["all", *EXPERIMENTS])
+    name = "all" if place is None else checks.choice("EXPERIMENT", words[place], known)
     rest = [word for i, word in enumerate(words) if i != place]
     if name == "all":
         return "marginax reproduce [EXPERIMENT]", _reproduce_all, rest
