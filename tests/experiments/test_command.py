@@ -314,6 +314,15 @@ def test_an_unwritable_folder_is_one_clear_line(tmp_path, capsys):
     assert "cannot write to the folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["runs[new]", "a:cat:[/b]"])
+def test_the_folder_is_named_as_it_was_given(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command.runner, "run", lambda *arguments, **options: [])
+    (tmp_path / name).mkdir(parents=True)
+    assert cli.main(["reproduce", "theory", "--out", name]) == 0
+    assert capsys.readouterr().err.endswith(f"✓ {name}/report.html\n")
+
+
 def test_a_damaged_result_is_one_clear_line_and_stays(tmp_path, capsys):
     (tmp_path / "theory").mkdir()
     damaged = tmp_path / "theory" / "result.json"

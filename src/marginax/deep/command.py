@@ -248,7 +248,7 @@ def plot(runs: tyro.conf.Positional[tuple[Path, ...]], *, out: Path = Path("."))
     if any(len(curve.seeds) > 1 for curve in curves):
         console.print("Interquartile means over seeds, with 95% bootstrap intervals.")
     for path in draw(curves, out):
-        console.print(f"wrote {path}")
+        print(f"wrote {path}")
 
 
 def play(

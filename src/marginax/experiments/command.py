@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import rich.console
+import rich.text
 import tyro
 
 import marginax as mx
@@ -155,7 +156,8 @@ def _reproduce(experiments: list[Experiment], options: Options) -> None:
         console.print("stopped; what is finished is kept, and the same command carries on")
         raise
     print_claims([claim for section in sections for claim in section.claims])
-    console.print(f"[green]✓[/] {options.out.rstrip('/')}/{path.name}", highlight=False)
+    written = rich.text.Text(f"{options.out.rstrip('/')}/{path.name}")  # a path is no markup
+    console.print("[green]✓[/]", written, soft_wrap=True)
 
 
 def print_claims(claims: list[report.Claim], lines: int = 5) -> None:
@@ -167,8 +169,8 @@ def print_claims(claims: list[report.Claim], lines: int = 5) -> None:
         number = "1 claim" if len(claims) == 1 else f"{len(claims)} claims"
         console.print(f"{number}: {report.count_verdicts(claims)}", highlight=False)
     for claim in shown:
-        text = f"{report.plain(claim.text)}: {claim.numbers.replace('[', chr(92) + '[')}"
-        console.print(f"{MARKS[claim.verdict]} {text}", highlight=False, soft_wrap=True)
+        text = rich.text.Text(f"{report.plain(claim.text)}: {claim.numbers}")
+        console.print(MARKS[claim.verdict], text, soft_wrap=True)
 
 
 def write_report(out: Path) -> Path:
