@@ -130,7 +130,8 @@ def _nearest_choice(text: str) -> str | None:
     return next(iter(difflib.get_close_matches(found[1], re.findall(r"'(.*?)'", found[2]), n=1)), None)
 
 
-_ASCII = {"✓": "+", "✗": "-", "…": "...", "±": "+-", "\u0304": ""}  # what must not become the same sign
+# What must not become the same sign.
+_ASCII = {"✓": "+", "✗": "-", "…": "...", "±": "+-", "†": "*", "\u0304": ""}
 
 
 def _print_on_any_terminal() -> None:
