@@ -22,6 +22,18 @@ def test_version_and_help_work_as_a_process():
     assert all(command in text for command in COMMANDS)
 
 
+@pytest.mark.parametrize("words", [["--help"], ["show", "--help"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_who_has_seen_enough_is_no_error(words, unbuffered):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "marginax", *words]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_no_words_print_the_help(capsys):
     assert main([]) == 0
     assert "usage: marginax COMMAND" in capsys.readouterr().out
@@ -47,6 +59,26 @@ def test_a_wrong_word_is_answered_with_the_nearest_right_one(words, hint, capsys
 def test_every_command_explains_itself(command, capsys):
     assert main([command, "--help"]) == 0
     assert f"marginax {command}" in capsys.readouterr().out
+
+
+def test_a_terminal_that_knows_only_ascii_gets_what_can_be_printed():
+    """Words, tables and claims; the marks of claims that hold and of those that fail stay different."""
+    script = """
+import sys
+from marginax.cli import main
+for words in (["--help"], ["reproduce", "--help"], ["evaluate", "--help"], ["show", "chain", "--n", "3"]):
+    sys.argv[1:] = words
+    assert main() == 0
+import numpy as np
+from marginax import report
+from marginax.experiments.command import print_claims
+one = np.ones(3)
+print_claims([report.claim(f"{low} < 1", "here", "mean", np.mean, one, low=low) for low in (0, 2)])
+"""
+    text = run("-c", script, env={**os.environ, "PYTHONIOENCODING": "ascii"}).stdout
+    assert "usage: marginax COMMAND [--help] ..." in text
+    assert "Retrace, c = 2 " in text and "target ? " in text
+    assert "\n+ 0 < 1: 1" in text and "\n- 2 < 1: 1" in text
 
 
 def test_help_imports_nothing_heavy():

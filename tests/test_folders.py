@@ -82,6 +82,11 @@ def broken_at(content):
     return copy
 
 
+def test_an_empty_string_is_no_folder():
+    with pytest.raises(ValueError, match="the folder must be a path or an address, got ''"), opened(""):
+        pass
+
+
 def test_what_cannot_be_opened_is_said(tmp_path):
     pytest.importorskip("fsspec")
     with (

@@ -1,4 +1,4 @@
-"""Tutorial 3, evaluate a log: `uv run --group tutorials marimo edit examples/tutorials/evaluate_a_log.py`."""
+"""Tutorial 3, evaluate a log: `.venv/bin/uv run --no-active --group tutorials marimo edit examples/tutorials/evaluate_a_log.py`."""
 
 import marimo
 
@@ -68,7 +68,7 @@ def _(mo, result):
     mo.md(f"""
     ## The verdict
 
-    > {result.verdict.text}
+    > {" ".join(result.verdict.text)}
 
     The verdict names the estimator to rely on, what speaks against it, and whether the new policy is better than the one that was logged.
     The same from the shell, with a page of figures:

@@ -1,4 +1,4 @@
-"""Tutorial 1, the one idea in pictures: `uv run --group tutorials marimo edit examples/tutorials/one_idea.py`."""
+"""Tutorial 1, the one idea in pictures: `.venv/bin/uv run --no-active --group tutorials marimo edit examples/tutorials/one_idea.py`."""
 
 import marimo
 

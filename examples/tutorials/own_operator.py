@@ -1,4 +1,4 @@
-"""Tutorial 2, an operator of your own: `uv run --group tutorials marimo edit examples/tutorials/own_operator.py`."""
+"""Tutorial 2, an operator of your own: `.venv/bin/uv run --no-active --group tutorials marimo edit examples/tutorials/own_operator.py`."""
 
 import marimo
 

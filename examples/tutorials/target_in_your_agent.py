@@ -1,4 +1,4 @@
-"""Tutorial 4, put a target into your agent: `uv run --group tutorials marimo edit examples/tutorials/target_in_your_agent.py`."""
+"""Tutorial 4, put a target into your agent: `.venv/bin/uv run --no-active --group tutorials marimo edit examples/tutorials/target_in_your_agent.py`."""
 
 import marimo
 

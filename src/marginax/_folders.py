@@ -65,7 +65,10 @@ def opened(address: str, below: str = "", without: str = "") -> Iterator[Path]:
 
     Raises:
         OSError: it cannot be written.
+        ValueError: the address is an empty string, as that of a shell's variable that was never set.
     """
+    if not address:
+        raise ValueError("the folder must be a path or an address, got ''")
     if not elsewhere(address):
         yield Path(address, below)
         return

@@ -1,5 +1,6 @@
 """The command line: ``marginax COMMAND …``. Each command lives in its room and is loaded only when asked for."""
 
+import codecs
 import contextlib
 import difflib
 import functools
@@ -45,18 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     marginax 0.1.0
     0
     """
+    if arguments is None:
+        _print_on_any_terminal()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help"):
-        print(_help())
-        return 0
-    if words[0] in ("-V", "--version"):
-        print(f"marginax {marginax.__version__}")
-        return 0
     if arguments is None:
         _end_soon_after_interrupt()
     try:
-        status = _run(words[0], words[1:])
+        status = _run(*words) if words else _run("--help")
         if arguments is None:
+            print(end="", flush=True)
             _done()
         return status
     except KeyboardInterrupt:
@@ -71,9 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error) or type(error).__name__)
 
 
-def _run(command: str, words: list[str]) -> int:
+def _run(command: str, *words: str) -> int:
+    if command in ("-h", "--help"):
+        print(_help())
+        return 0
+    if command in ("-V", "--version"):
+        print(f"marginax {marginax.__version__}")
+        return 0
     try:
-        status = parse(command, words)()
+        status = parse(command, list(words))()
     except SystemExit as stop:  # of the parser, or of a command that was asked to end
         return stop.code if isinstance(stop.code, int) else 2 if stop.code else 0
     return status if isinstance(status, int) else 0
@@ -126,6 +130,24 @@ def _nearest_choice(text: str) -> str | None:
     return next(iter(difflib.get_close_matches(found[1], re.findall(r"'(.*?)'", found[2]), n=1)), None)
 
 
+# What must not become the same sign.
+_ASCII = {"✓": "+", "✗": "-", "…": "...", "±": "+-", "†": "*", "\u0304": ""}
+
+
+def _print_on_any_terminal() -> None:
+    """Has characters that the terminal's encoding lacks replaced, by `?` where nothing is nearer."""
+
+    def nearest(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        missing = error.object[error.start : error.end]
+        return "".join(_ASCII.get(letter, "?") for letter in missing), error.end
+
+    codecs.register_error("marginax.nearest", nearest)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="marginax.nearest")
+
+
 def _end_soon_after_interrupt() -> None:
     """Ends the process soon after Ctrl-C even while compiled code holds the main thread.
 
@@ -168,7 +190,7 @@ def _exit_interrupted() -> None:
     """Say it once, show the cursor that a progress bar hid, and end without waiting for threads."""
     with _LEAVING:
         with contextlib.suppress(Exception):
-            if sys.stderr.isatty():
+            if sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
                 sys.stderr.write("\x1b[?25h\n")
             _fail("interrupted")
             sys.stdout.flush()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from marginax.cli import main
+from marginax.deep.command import Display
 from marginax.deep.config import TD3Config
 from marginax.deep.curves import curves_of, load_curves
 from marginax.deep.discrete_config import ActorCriticConfig, QConfig
@@ -245,3 +246,11 @@ def test_a_saved_policy_of_discrete_actions_gives_their_indices_and_films_the_fi
 def test_a_preset_of_td3_is_refused_for_other_agents(capsys):
     assert main(["train", "CartPole-v1", "--out", "x", "--preset", "paper"]) == 2
     assert "--preset must be 'default' for the agent 'q-learning', got 'paper'" in capsys.readouterr().err
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch, capsys):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    with Display("one run", 10, ["seed 0"]) as display:
+        display.listen("seed 0", {"step": 5, "state": "finished"})
+        assert capsys.readouterr().out == "seed 0: finished at step 5\n"

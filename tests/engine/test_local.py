@@ -68,6 +68,12 @@ def test_unknown_engines_and_useless_addresses_are_refused():
         engine.make("spark")
     with pytest.raises(ValueError, match="an address is for the engine 'ray'"):
         engine.make("local", address="auto")
+    with (
+        engine.make("local", workers=1) as place,
+        pytest.raises(ValueError, match="got 'auto' with an engine that is made already"),
+        engine.using(place, address="auto"),
+    ):
+        pass
     with pytest.raises(ValueError, match="workers must be at least 1"):
         engine.make("local", workers=0)
 

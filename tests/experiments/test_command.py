@@ -196,6 +196,20 @@ def test_the_chain_compares_no_value_with_itself_and_the_larger_with_the_smaller
     assert shorter.effect == pytest.approx(np.log10(3))
 
 
+def test_a_curve_that_diverged_stays_in_the_chains_table():
+    chain = Chain(seeds=2, iterations=250)
+    curves = np.full((len(METHODS), 2, 250), 0.01, np.float32)
+    curves[:, :, 0] = 1.0
+    curves[METHODS.index("retrace"), 1, 200:] = np.nan
+    rows = chain._table({("clip", 1.0): curves}).rows
+    assert [row[2:] for row in rows if row[1] != "Retrace"] == [("2", pytest.approx(0.01))] * (
+        len(METHODS) - 1
+    )
+    assert [row[2:] for row in rows if row[1] == "Retrace"] == [
+        ("more than 250", pytest.approx(np.nan, nan_ok=True))
+    ]
+
+
 @pytest.mark.slow
 def test_verdicts_of_the_chain_follow_from_its_curves(tmp_path):
     """Made-up curves: one-step is slow, certainty equivalence faster at a larger clip, all else alike."""
@@ -223,6 +237,8 @@ def test_verdicts_of_the_chain_follow_from_its_curves(tmp_path):
 def test_the_experiment_may_stand_after_the_flags(tmp_path):
     program, _, rest = command.reproduce(["--quick", "theory", "--seeds", "3"])
     assert (program, rest) == ("marginax reproduce theory", ["--quick", "--seeds", "3"])
+    program, _, rest = command.reproduce(["--quick", "all"])
+    assert (program, rest) == ("marginax reproduce [EXPERIMENT]", ["--quick"])
     program, _, rest = command.reproduce(["--out", "chain"])  # a folder of that name
     assert rest == ["--out", "chain"]
     program, _, rest = command.reproduce(["--out", "chain", "theory"])
@@ -280,6 +296,9 @@ def test_the_claims_end_the_run_in_a_few_lines(capsys):
         ("reproduce --workers 0", "--workers must be at least 1, got 0"),
         ("show chain --n 0", "n must be"),
         ("show nothing", "nothing"),
+        ("show open-world --off-policy 0.5", "--off-policy is no setting of the problem open-world, got 0.5"),
+        ("show garnet --noise 0.5", "--noise is no setting of the problem garnet, got 0.5"),
+        ("show chain --seed 1", "--seed is no setting of the problem chain, got 1"),
     ],
 )
 def test_bad_input_is_one_clear_line(words, message, tmp_path, monkeypatch, capsys):
@@ -293,6 +312,15 @@ def test_an_unwritable_folder_is_one_clear_line(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert cli.main(["reproduce", "theory", "--quick", "--out", str(tmp_path / "file")]) == 2
     assert "cannot write to the folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["runs[new]", "a:cat:[/b]"])
+def test_the_folder_is_named_as_it_was_given(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command.runner, "run", lambda *arguments, **options: [])
+    (tmp_path / name).mkdir(parents=True)
+    assert cli.main(["reproduce", "theory", "--out", name]) == 0
+    assert capsys.readouterr().err.endswith(f"✓ {name}/report.html\n")
 
 
 def test_a_damaged_result_is_one_clear_line_and_stays(tmp_path, capsys):
@@ -320,6 +348,17 @@ def test_show_prints_every_action_whole_and_names_its_problems(capsys, monkeypat
     assert all(f" a{a} " in text for a in range(12))
     assert cli.main(["show", "--help"]) == 0
     assert "chain, open-world or garnet" in capsys.readouterr().out
+
+
+def test_show_keeps_every_column_and_digit_on_a_narrow_terminal(capsys, monkeypatch):
+    def words(width):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert cli.main(["show", "garnet", "--n", "4", "--actions", "7"]) == 0
+        return set(re.findall(r"[\w.-]+", capsys.readouterr().out))
+
+    wide = words(200)
+    assert {"contracts", "a0", "a6"} < wide
+    assert words(40) == words(12) == wide
 
 
 def test_report_of_an_empty_folder_is_an_empty_page(tmp_path):

@@ -25,6 +25,13 @@ def test_time_to_counts_from_one_and_wants_the_level_for_good():
     assert measures.time_to(np.array([[0.0, 0.0], [4.0, 1.0]]), 1.0) == 2
 
 
+def test_a_curve_that_diverged_never_reached_a_level():
+    assert measures.time_to(np.array([[3.0, 0.5, np.nan, np.nan]]), 1.0) == 5
+    assert measures.time_to(np.array([[0.5, 0.5], [0.5, np.nan]]), 1.0) == 3
+    assert measures.time_to(np.array([[np.nan, 0.5]]), 1.0) == 2
+    assert measures.time_to(np.array([[0.5, 0.5]]), np.nan) == 3
+
+
 def test_final_is_the_mean_of_the_last_fifth():
     curve = np.arange(10.0)[None].repeat(2, 0)
     assert measures.final(curve) == 8.5

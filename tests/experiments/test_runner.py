@@ -53,9 +53,9 @@ class Squares(runner.Experiment):
         return report.Section(self.name, "Squares", data=("squares.csv",))
 
 
-def run(out, **settings):
+def run(out, terminal=None, **settings):
     CALLS.clear()
-    console = rich.console.Console(file=io.StringIO())
+    console = rich.console.Console(file=io.StringIO(), force_terminal=terminal)
     sections = runner.run([Squares(**settings)], out, workers=1, console=console)
     return sections, console.file.getvalue()
 
@@ -186,8 +186,10 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
     assert CALLS == []
 
 
-def test_off_a_terminal_there_is_a_line_for_each_part(tmp_path):
-    _, said = run(tmp_path)
+@pytest.mark.parametrize("terminal", [False, True], ids=["no terminal", "dumb terminal"])
+def test_where_nothing_can_be_redrawn_there_is_a_line_for_each_part(terminal, tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    _, said = run(tmp_path, terminal)
     first, *_, last = said.splitlines()
     assert re.fullmatch(r"squares: the number 1: took 0\.0 s \(1 of 3, about 0:\d\d left\)", first)
     assert last.startswith("✓ squares: finished")

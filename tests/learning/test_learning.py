@@ -1,5 +1,8 @@
 """Tabular learning against a plain loop in the paper's notation, and against exact values."""
 
+import dataclasses
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -187,12 +190,14 @@ def test_refresh_schedule_of_one_is_every_iteration():
         ({"states": [99]}, r"states must lie in range\(4\), but states\[0\] = 99"),
         ({"weights": np.ones((4, 2))}, r"weights must have shape \(4, 2, 4, 2\), got \(4, 2\)"),
         ({"weights": np.full((4, 2, 4, 2), np.nan)}, "weights must be finite"),
-        ({"weights": MonteCarlo.init(4, 2, 0.9, start=(0, 0))}, r"weights must have shape .*, got \(4, 2\)"),
+        ({"weights": MonteCarlo.init(4, 2, 0.99, start=(0, 0))}, r"weights must have shape .*, got \(4, 2\)"),
         (
-            {"weights": MonteCarlo.init(4, 2, 0.9, on_states=True)},
+            {"weights": MonteCarlo.init(4, 2, 0.99, on_states=True)},
             r"weights must have shape .*, got \(4, 4\)",
         ),
-        ({"weights": CertaintyEquivalence.init(5, 2, 0.9)}, "an estimator for 4 states and 2 actions"),
+        ({"weights": CertaintyEquivalence.init(5, 2, 0.99)}, "an estimator for 4 states and 2 actions"),
+        ({"weights": MonteCarlo.init(4, 2, 0.9)}, r"for the discount 0.9, but .*discounts\[0, 0\] = 0.99"),
+        ({"weights": MonteCarlo}, r"MonteCarlo.init\(S, A, discount\), got the class MonteCarlo"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -211,7 +216,25 @@ def test_under_vmap_shapes_are_still_checked_and_numbers_are_not():
         jax.vmap(lambda initial: learning.evaluate(batch, CHAIN.pi, c, initial=initial))(starts[..., :1])
 
 
+@pytest.mark.parametrize("field", ["rewards", "discounts"])
+def test_what_is_not_finite_is_refused_unless_it_is_padding(field):
+    batch, c = stream(CHAIN, 1, 2, 4), np.zeros_like(CHAIN.pi)
+
+    def run(place, valid):
+        values = jnp.asarray(getattr(batch, field)).at[place].set(jnp.nan)
+        changed = dataclasses.replace(batch, **{field: values, "valid": batch.valid.at[place].set(valid)})
+        found = learning.improve(changed, CHAIN.mu, learning.retrace(CHAIN.mu))
+        return learning.evaluate(changed, CHAIN.pi, c), found.q
+
+    with pytest.raises(ValueError, match=rf"trajectories.{field}\[1, 2\] = nan"):
+        run((1, 2), valid=True)
+    assert all(np.isfinite(q).all() for q in run((1, 3), valid=False))
+
+
 def test_one_trajectory_is_not_a_stream():
+    unchecked = inspect.unwrap(learning.evaluate)  # the tests' own check of types stands before ours
+    with pytest.raises(ValueError, match="trajectories must be a Trajectory"):
+        unchecked(np.zeros((2, 4)), CHAIN.pi, np.zeros_like(CHAIN.pi))
     one = jax.tree.map(lambda field: field[0], stream(CHAIN, 1, 2, 4))
     with pytest.raises(ValueError, match="got 1 axes"):
         learning.evaluate(one, CHAIN.pi, np.zeros_like(CHAIN.pi))
@@ -228,7 +251,10 @@ def test_one_trajectory_is_not_a_stream():
         ({"initial": CHAIN.mu[:2]}, r"trajectories.states must lie in range\(2\)"),
         ({"traces": learning.retrace(CHAIN.mu[:3])}, r"the shape of mu, \(3, 2\), got \(4, 2\)"),
         ({"traces": lambda pi: pi[0]}, r"traces\(pi\) must have shape \(4, 2\), got \(2,\)"),
-        ({"weights": MonteCarlo.init(4, 2, 0.9, start=(0, 0))}, "weights must have shape"),
+        ({"weights": MonteCarlo.init(4, 2, 0.99, start=(0, 0))}, "weights must have shape"),
+        ({"weights": MonteCarlo}, "got the class MonteCarlo"),
+        ({"traces": type(learning.retrace(CHAIN.mu))}, "traces must be a function of the policy"),
+        ({"traces": learning.retrace}, r"traces\(pi\) must have shape \(4, 2\), got \(\)"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -248,6 +274,7 @@ def test_improve_refuses(change, message):
         (lambda: learning.average_return(CHAIN.mdp, 2 * CHAIN.pi), r"policies must sum to 1"),
         (lambda: learning.average_return(CHAIN.mdp, CHAIN.pi[:2]), r"policies must have shape \(4, 2\)"),
         (lambda: learning.average_return(CHAIN.mdp, CHAIN.pi, [4]), r"states\[0\] = 4"),
+        (lambda: learning.average_return(mx.TabularMDP([[[0]]], [[0]], 0.9), [[1]]), "at least one state"),
         (lambda: learning.refresh_schedule(5, np.nan), "refresh_growth must be finite"),
     ],
 )

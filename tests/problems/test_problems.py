@@ -1,5 +1,7 @@
 """The problems are those of the paper and of Gymnasium."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -94,6 +96,28 @@ def test_an_environment_without_a_table_is_refused():
         problems.from_gymnasium("CartPole-v1")
 
 
+STAYS = [(1.0, 0, 0.0, False)]
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "message"),
+    [
+        ({0: {0: STAYS}}, {"is_slippery": False}, "got is_slippery with one that is made already"),
+        ({}, {}, "must have a transition table P"),
+        ({0: {}}, {}, r"at least one state and one action, got shape \(1, 0\)"),
+        ({1: {0: STAYS}}, {}, r"there is no P\[0\]\[0\]"),
+        ({0: {0: STAYS}, 1: {0: STAYS, 1: STAYS}}, {}, r"there is no P\[0\]\[1\]"),
+        ({0: {0: [(0.5, 0, 1.0, True)]}}, {}, r"chances in P\[0\]\[0\] must sum to 1, but sum to 0.5"),
+        ({0: {0: [(1.0, 1, 0.0, False)]}}, {}, r"successors in P\[0\]\[0\] must lie in range\(1\), got 1"),
+    ],
+)
+def test_a_table_that_says_too_little_is_refused(table, options, message):
+    pytest.importorskip("gymnasium")
+    environment = SimpleNamespace(P=table, initial_state_distrib=np.eye(max(1, len(table)))[0])
+    with pytest.raises(ValueError, match=message):
+        problems.from_gymnasium(environment, **options)
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -102,6 +126,7 @@ def test_an_environment_without_a_table_is_refused():
         lambda: problems.chain(noise=-1),
         lambda: problems.open_world(n=1),
         lambda: problems.chain(discount=1),
+        lambda: problems.garnet(seed=-1),
     ],
 )
 def test_impossible_settings_are_refused(call):

@@ -248,7 +248,7 @@ def plot(runs: tyro.conf.Positional[tuple[Path, ...]], *, out: Path = Path("."))
     if any(len(curve.seeds) > 1 for curve in curves):
         console.print("Interquartile means over seeds, with 95% bootstrap intervals.")
     for path in draw(curves, out):
-        console.print(f"wrote {path}")
+        print(f"wrote {path}")
 
 
 def play(
@@ -308,7 +308,7 @@ class _Row:
 
 @dataclass
 class Display:
-    """How the parts of a run fare: a live table on a terminal; anywhere else a line per evaluation."""
+    """How the parts of a run fare: a live table on a terminal (that is not dumb); anywhere else a line per evaluation."""
 
     title: str
     steps: int
@@ -321,7 +321,7 @@ class Display:
 
         self.rows = {name: _Row() for name in self.parts}
         self.console = Console(file=sys.stdout)
-        self.live = Live(console=self.console, refresh_per_second=2) if self.console.is_terminal else None
+        self.live = Live(console=self.console, refresh_per_second=2) if self.console.is_interactive else None
         self.drawn = 0.0
 
     def __enter__(self) -> "Display":

@@ -173,8 +173,15 @@ def make(
 
 @contextlib.contextmanager
 def using(engine: str | Engine, **options: Any) -> Iterator[Engine]:
-    """An engine for a `with` block: one that is made by name with `make`'s options, or a given one, which stays open."""
+    """An engine for a `with` block: one that is made by name with `make`'s options, or a given one, which stays open.
+
+    A given one has its workers already; an address beside it is refused.
+    """
     if isinstance(engine, Engine):
+        if options.get("address") is not None:
+            raise ValueError(
+                f"an address is for an engine by name, got {options['address']!r} with an engine that is made already"
+            )
         yield engine
         return
     with make(engine, **options) as place:

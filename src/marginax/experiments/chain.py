@@ -252,7 +252,6 @@ class Chain(Experiment):
             for (name, value), curves in errors.items()
             if name == "clip"
             for method, curve in zip(METHODS, curves, strict=True)
-            if not np.isnan(curve).any()
         ]
         return report.Table(
             "Speed and final error",

@@ -2,11 +2,12 @@
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import rich.console
+import rich.text
 import tyro
 
 import marginax as mx
@@ -32,6 +33,13 @@ EXPERIMENTS = {
 """Every experiment: a class in this room (loaded when chosen) and what it is. It runs with `all` if it is in TABULAR."""
 TABULAR = ("chain", "open-world", "weights", "policy-iteration", "variance", "theory")
 MARKS = {"reproduced": "[green]✓[/]", "not reproduced": "[red]✗[/]", "cannot be decided": "[yellow]?[/]"}
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "chain": {"actions": 5, "off_policy": 0.0, "noise": 0.1},
+    "open-world": {},
+    "garnet": {"actions": 5, "seed": 0},
+}
+"""What can be set of the problems that `show` knows, beside their size and discount."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,15 +92,16 @@ class Options:
 
 def reproduce(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
     """Program name, function and remaining words of `marginax reproduce [EXPERIMENT] …`, for `cli` to parse."""
+    known = ["all", *EXPERIMENTS]
     place = next(
         (
             i
             for i, (before, word) in enumerate(zip(["", *words], words, strict=False))
-            if (word in EXPERIMENTS and before != "--out") or (i == 0 and word[:1] != "-")
+            if (word in known and before != "--out") or (i == 0 and word[:1] != "-")
         ),
         None,
     )
-    name = "all" if place is None else checks.choice("EXPERIMENT", words[place], ["all", *EXPERIMENTS])
+    name = "all" if place is None else checks.choice("EXPERIMENT", words[place], known)
     rest = [word for i, word in enumerate(words) if i != place]
     if name == "all":
         return "marginax reproduce [EXPERIMENT]", _reproduce_all, rest
@@ -147,7 +156,8 @@ def _reproduce(experiments: list[Experiment], options: Options) -> None:
         console.print("stopped; what is finished is kept, and the same command carries on")
         raise
     print_claims([claim for section in sections for claim in section.claims])
-    console.print(f"[green]✓[/] {options.out.rstrip('/')}/{path.name}", highlight=False)
+    written = rich.text.Text(f"{options.out.rstrip('/')}/{path.name}")  # a path is no markup
+    console.print("[green]✓[/]", written, soft_wrap=True)
 
 
 def print_claims(claims: list[report.Claim], lines: int = 5) -> None:
@@ -159,8 +169,8 @@ def print_claims(claims: list[report.Claim], lines: int = 5) -> None:
         number = "1 claim" if len(claims) == 1 else f"{len(claims)} claims"
         console.print(f"{number}: {report.count_verdicts(claims)}", highlight=False)
     for claim in shown:
-        text = f"{report.plain(claim.text)}: {claim.numbers.replace('[', chr(92) + '[')}"
-        console.print(f"{MARKS[claim.verdict]} {text}", highlight=False, soft_wrap=True)
+        text = rich.text.Text(f"{report.plain(claim.text)}: {claim.numbers}")
+        console.print(MARKS[claim.verdict], text, soft_wrap=True)
 
 
 def write_report(out: Path) -> Path:
@@ -192,13 +202,13 @@ def show(
     problem: Annotated[Literal["chain", "open-world", "garnet"], tyro.conf.Positional],
     *,
     n: int = 10,
-    actions: int = 5,
-    off_policy: float = 0.0,
-    noise: float = 0.1,
+    actions: int | None = None,
+    off_policy: float | None = None,
+    noise: float | None = None,
     discount: float = 0.99,
     clip: tuple[float, ...] = (1.0, 2.0, 5.0),
     decay: float = 1.0,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> None:
     """Prints contraction rates of every operator on a problem, and the expected returns of pi, mu and the best policy.
 
@@ -207,20 +217,28 @@ def show(
     Args:
         problem: chain, open-world or garnet.
         n: length of the chain, side of the Open World, or states of the garnet.
-        actions: actions of the chain or the garnet.
-        off_policy: β of the chain's behaviour policy βπ + (1-β) uniform.
-        noise: standard deviation of the chain's last reward.
+        actions: actions of the chain or the garnet; by default 5.
+        off_policy: β of the chain's behaviour policy βπ + (1-β) uniform; by default 0.
+        noise: standard deviation of the chain's last reward; by default 0.1.
         discount: γ.
         clip: clips c̄ of Retrace.
         decay: λ of all traces.
-        seed: seed of the garnet.
+        seed: seed of the garnet; by default 0.
     """
+    used = dict(SETTINGS[problem])
+    for name, value in {"actions": actions, "off_policy": off_policy, "noise": noise, "seed": seed}.items():
+        if value is not None and name not in used:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is no setting of the problem {problem}, got {value}"
+            )
+        if value is not None:
+            used[name] = value
     if problem == "chain":
-        mdp, pi, mu = mx.problems.chain(n, actions, off_policy, noise, discount)
+        mdp, pi, mu = mx.problems.chain(n, used["actions"], used["off_policy"], used["noise"], discount)
     elif problem == "open-world":
         mdp, pi, mu = mx.problems.open_world(n, discount)
     else:
-        mdp, pi, mu = mx.problems.garnet(n, actions, min(3, n), seed=seed, discount=discount)
+        mdp, pi, mu = mx.problems.garnet(n, branching=min(3, n), discount=discount, **used)
     rich.console.Console().print(f"{mdp!r}", highlight=False)
     used = {
         "one-step": mx.traces.one_step(pi, mu),
@@ -249,22 +267,30 @@ def show(
         [(name, f"{float(mdp.initial @ mdp.v_values(policy)):.6f}") for name, policy in values],
     )
     if mdp.num_states <= 30:
-        q, most = mdp.q_values(pi), 6
-        for first in range(0, mdp.num_actions, most):
-            shown = range(mdp.num_actions)[first : first + most]
-            _print_table(
-                "Q^π, state by state",
-                ("state", *(f"a{a}" for a in shown)),
-                [(str(state), *(f"{row[a]:.4f}" for a in shown)) for state, row in enumerate(q)],
-            )
+        _print_table(
+            "Q^π, state by state",
+            ("state", *(f"a{a}" for a in range(mdp.num_actions))),
+            [(str(state), *(f"{value:.4f}" for value in row)) for state, row in enumerate(mdp.q_values(pi))],
+        )
 
 
-def _print_table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table; columns that the terminal is too narrow for go into further tables, after the first column."""
+    import rich.cells
     import rich.table
 
-    table = rich.table.Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left")
-    for row in rows:
-        table.add_row(*row)
-    rich.console.Console().print(table)
+    width = rich.console.Console().width
+    widths = [3 + max(map(rich.cells.cell_len, column)) for column in zip(columns, *rows, strict=True)]
+    first = 1
+    while first < len(columns):
+        last, needed = first + 1, 1 + widths[0] + widths[first]
+        while last < len(columns) and needed + widths[last] <= width:
+            needed += widths[last]
+            last += 1
+        table = rich.table.Table(title=title, title_justify="left")
+        for i in (0, *range(first, last)):
+            table.add_column(columns[i], justify="right" if i else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(row[0], *row[first:last])
+        rich.console.Console(width=max(width, needed)).print(table)
+        first = last

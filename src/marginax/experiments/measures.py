@@ -100,9 +100,9 @@ def relative_error(q: ArrayLike, q_pi: ArrayLike) -> np.ndarray:
 
 def time_to(errors: np.ndarray, level: float) -> int:
     """Iterations until the mean of `errors[seeds, iterations]` is at or below a level for good; one more than there are
-    if never.
+    if never. A mean that is NaN is above every level.
     """
-    above = np.flatnonzero(errors.mean(axis=0) > level)
+    above = np.flatnonzero(~(errors.mean(axis=0) <= level))
     return int(above[-1]) + 2 if above.size else 1
 
 

@@ -217,7 +217,7 @@ def run(
         experiments: which, in the order of their sections.
         out: the folder of all results; made if need be.
         workers: parts that are computed side by side on this machine.
-        console: where progress is shown: a bar on a terminal, else a line for each part.
+        console: where progress is shown: a bar on a terminal (that is not dumb), else a line for each part.
         engine: what runs the parts: `local`, `ray`, or an engine.
 
     Raises:
@@ -341,7 +341,7 @@ def _load(path: Path) -> tuple[Arrays, float]:
 
 
 class _Progress:
-    """A bar with the time left on a terminal; anywhere else a line for each part."""
+    """A bar with the time left on a terminal that can redraw a line; anywhere else a line for each part."""
 
     def __init__(
         self, todo: Sequence[tuple[_Work, Part]], workers: int, console: rich.console.Console
@@ -364,7 +364,7 @@ class _Progress:
             rich.progress.TimeElapsedColumn(),
             _TimeLeft(self),
             console=console,
-            disable=not console.is_terminal or not todo,
+            disable=not console.is_interactive or not todo,
         )
         self.task = self.bar.add_task("", total=self.total)
 
@@ -388,7 +388,7 @@ class _Progress:
         self.taken += outcome.seconds
         self.bar.update(self.task, completed=self.total - sum(self.left.values()))
         self.bar.update(self.task, description=", ".join(self.running)[:60])
-        if not self.console.is_terminal:
+        if not self.console.is_interactive:
             said = "failed after" if outcome.error is not None else "took"
             self.console.print(
                 f"{name}: {said} {outcome.seconds:.1f} s ({self.done} of {self.count}{self.time_left(', ')})",

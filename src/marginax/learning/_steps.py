@@ -6,6 +6,7 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
@@ -47,6 +48,10 @@ def checked_policy(name: str, value: ArrayLike) -> Float[Array, "S A"]:
 
 def estimator_of(weights: Estimator | ArrayLike | None, shape: tuple[int, ...]) -> Estimator | None:
     """An estimator as it is, a table as one that never changes."""
+    if isinstance(weights, type):  # it has the methods of an estimator, too
+        raise ValueError(
+            f"weights must be an estimator such as weights.MonteCarlo.init(S, A, discount), got the class {weights.__name__}"
+        )
     if weights is None or isinstance(weights, Estimator):
         return weights
     return _Given(checked_table("weights", weights, shape * 2))
@@ -67,11 +72,18 @@ def check_estimator(estimator: Estimator | None, c: Float[Array, "S A"]) -> None
     checks.shaped("weights", shape, c.shape * 2)
 
 
-def with_seeds(trajectories: Trajectory, shape: tuple[int, ...]) -> tuple[Trajectory, bool]:
+def with_seeds(
+    trajectories: Any, shape: tuple[int, ...], estimator: Estimator | None
+) -> tuple[Trajectory, bool]:
     """Trajectories `[seeds, iterations, T]`, and whether they came without the axis of seeds.
 
-    States and actions are checked against tables `[S, A]`, unless JAX is tracing them.
+    States and actions are checked against tables `[S, A]`, rewards and discounts to be finite, and discounts to be 0 or that of the
+    estimator, unless JAX is tracing them.
     """
+    if not isinstance(trajectories, Trajectory):
+        raise ValueError(
+            f"trajectories must be a Trajectory, such as trajectories.sample draws, got {type(trajectories).__name__}"
+        )
     ndim = trajectories.states.ndim
     if ndim not in (2, 3):
         raise ValueError(
@@ -79,6 +91,18 @@ def with_seeds(trajectories: Trajectory, shape: tuple[int, ...]) -> tuple[Trajec
         )
     if not any(isinstance(field, jax.core.Tracer) for field in jax.tree.leaves(trajectories)):
         checks.steps(trajectories, *shape)
+        valid = np.asarray(trajectories.valid)
+        for name in ("rewards", "discounts"):
+            values = np.asarray(getattr(trajectories, name))
+            checks.finite(f"trajectories.{name}", np.where(valid, values, 0))
+        gamma = getattr(estimator, "discount", None)
+        if gamma is not None and not isinstance(gamma, jax.core.Tracer):
+            other = np.argwhere(valid & (values != 0) & ~(abs(values - np.asarray(gamma)) <= 1e-6))
+            if other.size:
+                place = tuple(other[0])
+                raise ValueError(
+                    f"weights were made for the discount {gamma:g}, but trajectories.discounts{checks.where(place)} = {values[place]:g}"
+                )
     return (
         (jax.tree.map(lambda field: field[None], trajectories), True) if ndim == 2 else (trajectories, False)
     )

@@ -108,8 +108,8 @@ def evaluate(
     pi = checked_policy("pi", pi)
     c = checked_table("c", c, pi.shape)
     initial = jnp.zeros_like(pi) if initial is None else checked_table("initial", initial, pi.shape)
-    trajectories, single = with_seeds(trajectories, pi.shape)
     estimator = estimator_of(weights, pi.shape)
+    trajectories, single = with_seeds(trajectories, pi.shape, estimator)
     iterations = trajectories.states.shape[-2]
     refresh = None if refresh_growth == 1 else jnp.asarray(refresh_schedule(iterations, refresh_growth))
     step = jnp.asarray(checks.step_size(step_size), pi.dtype)

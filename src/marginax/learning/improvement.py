@@ -126,8 +126,11 @@ def improve(
     True
     """
     pi = checked_policy("initial", initial)
-    trajectories, single = with_seeds(trajectories, pi.shape)
+    if isinstance(traces, type) or not callable(traces):
+        got = getattr(traces, "__name__", type(traces).__name__)
+        raise ValueError(f"traces must be a function of the policy, such as learning.retrace(mu), got {got}")
     estimator = estimator_of(weights, pi.shape)
+    trajectories, single = with_seeds(trajectories, pi.shape, estimator)
     every = checks.count("refresh_every", refresh_every)
     refresh = jnp.arange(trajectories.states.shape[-2]) % every == 0 if every > 1 else None
     sizes = [checks.step_size(step_size), checks.step_size(policy_step_size, "policy_step_size")]
@@ -141,7 +144,7 @@ def _improve(
     trajectories, initial, traces: Callable[[Array], Array], estimator, sizes, refresh, visits: Visits
 ) -> Improvement:
     c = traces(initial)
-    checks.shaped("traces(pi)", c.shape, initial.shape)
+    checks.shaped("traces(pi)", np.shape(c), initial.shape)
     check_estimator(estimator, c)
 
     def iterate(carry, now):
@@ -189,7 +192,7 @@ def average_return(mdp: TabularMDP, policies: ArrayLike, states: ArrayLike | Non
         `[...]`.
 
     Raises:
-        ValueError: if a policy is not one of this MDP, or a state is out of range.
+        ValueError: if a policy is not one of this MDP, a state is out of range, or there is none to draw from.
 
     >>> import marginax as mx
     >>> mdp, pi, mu = mx.problems.open_world(n=2, discount=0.5)
@@ -201,5 +204,9 @@ def average_return(mdp: TabularMDP, policies: ArrayLike, states: ArrayLike | Non
     if states is None:
         states = np.flatnonzero((mdp.termination < 1).any(axis=1) | mdp.r.any(axis=1))
     kept = checks.indices("states", states, mdp.num_states)
+    if not kept.size:
+        raise ValueError(
+            "states must name at least one state, got none; when omitted, at least one must lead on or pay a reward"
+        )
     values = [mdp.v_values(pi)[kept].mean() for pi in table.reshape(-1, *mdp.r.shape)]
     return np.reshape(values, several)

@@ -46,7 +46,7 @@ def garnet(
     if width > size:
         raise ValueError(f"branching must be at most the number of states {size}, got {branching}")
     ends = checks.fraction("termination", termination)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(checks.count("seed", seed, least=0))
     pairs = size * moves
     successors = np.stack([generator.choice(size, width, replace=False) for _ in range(pairs)])
     chances = (1.0 - ends) * generator.dirichlet(np.ones(width), size=pairs)

@@ -20,10 +20,13 @@ def from_gymnasium(environment: Any, discount: float = 0.99, **options: Any) -> 
     Args:
         environment: an id such as ``"FrozenLake-v1"``, or an environment.
         discount: γ.
-        **options: passed to ``gymnasium.make``.
+        **options: passed to ``gymnasium.make``, if the environment is an id.
 
     Returns:
         The MDP, with the environment's own start distribution.
+
+    Raises:
+        ValueError: there is no table, it has gaps or chances that do not sum to 1, or options come with an environment.
 
     Example:
         >>> from_gymnasium("CliffWalking-v1").num_states
@@ -40,31 +43,46 @@ def from_gymnasium(environment: Any, discount: float = 0.99, **options: Any) -> 
             return from_gymnasium(made, discount)
         finally:
             made.close()
-    bare = environment.unwrapped
+    if options:
+        raise ValueError(
+            f"options are for an environment that is made from its id, got {', '.join(options)} with one that is made already"
+        )
+    bare = getattr(environment, "unwrapped", environment)
     table = getattr(bare, "P", None)
     if not table:
         raise ValueError(f"environment must have a transition table P, but {bare} has none")
-    states, actions = len(table), len(table[0])
+    states = len(table)
+    actions = max(map(len, table.values() if isinstance(table, dict) else table))
     rows, columns, chances = [], [], []
-    mean, square = np.zeros((states, actions)), np.zeros((states, actions))
-    for state in range(states):
-        for action in range(actions):
-            for chance, successor, reward, terminated in table[state][action]:
-                mean[state, action] += chance * reward
-                square[state, action] += chance * reward**2
-                if not terminated:
-                    rows.append(state * actions + action)
-                    columns.append(int(successor))
-                    chances.append(chance)
+    total, mean, square = np.zeros((3, states, actions))
+    for state, action in np.ndindex(states, actions):
+        try:
+            steps = table[state][action]
+        except (KeyError, IndexError):
+            raise ValueError(
+                f"P must have {states} states from 0 on with {actions} actions each, but there is no P[{state}][{action}]"
+            ) from None
+        for chance, successor, reward, terminated in steps:
+            total[state, action] += chance
+            mean[state, action] += chance * reward
+            square[state, action] += chance * reward**2
+            if not terminated:
+                rows.append(state * actions + action)
+                columns.append(checks.index(f"successors in P[{state}][{action}]", successor, states))
+                chances.append(chance)
+    wrong = np.argwhere(~(np.abs(total - 1.0) <= checks.TOLERANCE))
+    if wrong.size:
+        state, action = wrong[0]
+        raise ValueError(f"chances in P[{state}][{action}] must sum to 1, but sum to {total[state, action]}")
     p = sp.csr_array((chances, (rows, columns)), shape=(states * actions, states))
     spread = square - mean**2
     std = np.sqrt(np.where(spread > 1e-12, spread, 0.0))
-    initial = np.asarray(bare.initial_state_distrib, dtype=float)
+    initial = checks.distribution("initial_state_distrib", bare.initial_state_distrib, (states,))
     keep_sparse = states * actions * states > 10**6
     return TabularMDP(
         p if keep_sparse else p.toarray().reshape(states, actions, states),
         mean,
         discount,
-        initial / initial.sum(),
+        initial,
         std,
     )
