@@ -1,6 +1,7 @@
 """A population against a plain loop; workers, fusing, interruptions and failures change nothing they should not."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 from marginax.deep import checkpoint, replay, td3
 from marginax.deep.config import TD3Config
 from marginax.deep.discrete_config import ActorCriticConfig, QConfig
-from marginax.deep.learner import Learner, Plan
+from marginax.deep.learner import AGENTS, Learner, Plan
 from marginax.deep.population import Population
 from marginax.deep.run_config import PopulationConfig
 from marginax.simulators.policy import unpack
@@ -254,6 +255,46 @@ def test_failed_agent_is_noted_and_others_go_on(plain):
             np.testing.assert_array_equal(numbers(population)[key], value)
 
 
+def settings_read(config, function) -> set[str]:
+    """Names of the settings that a function reads."""
+    names, known = set(), {field.name for field in dataclasses.fields(config)}
+
+    class Recorded(type(config)):
+        def __getattribute__(self, name):
+            names.add(name)
+            return super().__getattribute__(name)
+
+    recorded = Recorded(**{name: getattr(config, name) for name in known})
+    names.clear()
+    function(recorded)
+    return names & known
+
+
+@pytest.mark.parametrize("kind", AGENTS, ids=lambda kind: kind.kind)
+def test_what_all_groups_of_a_program_learn_with_is_shared_by_them(kind):
+    module, config = AGENTS[kind], kind(hidden=(4,))
+    discrete = {"observation_shape": (2,), "num_actions": 3}
+    sizes = discrete if config.discrete else {"observation_size": 2, "action_size": 3}
+    state = jax.eval_shape(lambda: module.init(config, **sizes, key=jax.random.key(0)))
+    lead = (config.sequence_length, 6, 3) if kind is ActorCriticConfig else (6,)
+    batch = (np.zeros((*lead[:2], 5), np.float32), np.zeros(lead, np.float32))
+
+    def learn(config):
+        jax.eval_shape(partial(module.learn, config, delayed=True), state, *batch)
+        return module.delayed_rounds(config, config.updates, 0), config.update_after
+
+    shared = settings_read(config, lambda config: [getattr(config, name) for name in module.SHARED])
+    assert settings_read(config, learn) <= shared
+
+
+def test_groups_that_cannot_share_a_program_get_programs_of_their_own():
+    """Sequences of other lengths, of which the actor-critic learns every step, do not fit into one array."""
+    agent = DISCRETE["actor-critic"]
+    groups = {"a": agent, "b": dataclasses.replace(agent, sequence_length=4)}
+    with Population(PopulationConfig(simulator="CartPole-v1", groups=groups, steps=100)) as population:
+        assert [len(x.plan.configs) for x in population.learners] == [1, 1]
+
+
 @pytest.mark.long
 def test_settings_of_each_group_count():
     """Replay size, discount and the bound of divergence are a group's own; other programs get learners of their own."""
@@ -319,3 +360,8 @@ def test_bad_settings():
             simulator="Pendulum-v1",
             groups={"a": TD3Config(**SMALL), "b": TD3Config(**{**SMALL, "hidden": (4,)})},
         )
+    games = {str(n): QConfig(filters=n) for n in (4, 8)}
+    with pytest.raises(ValueError, match="filters must be the same"):
+        PopulationConfig(simulator="gymnax/Breakout-MinAtar", groups=games)
+    with pytest.raises(ValueError, match="groups must differ in names of files, but 'λ = 1' and 'ε = 1' are"):
+        PopulationConfig(simulator="CartPole-v1", groups={"λ = 1": QConfig(), "ε = 1": QConfig()})

@@ -59,6 +59,10 @@ def test_every_name_is_an_agent():
         (["--tasks", "mujoco/foo"], "mujoco/foo"),
         (["--operators", "retrase"], "did you mean 'retrace'?"),
         (["--operators", "retrace", "retrace"], "operators must be different, got 'retrace' twice"),
+        (
+            ["--tasks", "my:Walk-v0", "my-Walk-v0"],
+            "tasks must differ in names of files, but 'my:Walk-v0' and",
+        ),
         (["--agent.operator", "n-step"], "use --operators"),
         (["--agent.decay", "2"], "decay must lie in [0, 1]"),
         (["--steps", "70"], "steps must be a positive multiple of update_every 50, got 70"),

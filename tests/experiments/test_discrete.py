@@ -80,3 +80,10 @@ def test_frames_that_do_not_divide_are_refused():
         ValueError, match=r"frames must be a multiple of 2560, environments times evaluations .*, got 1000"
     ):
         Discrete(frames=1000)
+
+
+def test_operators_given_twice_are_refused():
+    with pytest.raises(
+        ValueError, match="operators must differ in names of files, but 'retrace' and 'retrace'"
+    ):
+        Discrete(operators=("retrace", "retrace"))

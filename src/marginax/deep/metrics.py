@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,17 @@ METRICS, BOARD = "metrics.jsonl", "tensorboard"
 def slug(text: str) -> str:
     """A name that can be part of a file's."""
     return re.sub(r"[^A-Za-z0-9._=-]+", "-", text)
+
+
+def check_slugs(name: str, texts: Iterable[str]) -> None:
+    """Raise `ValueError` if two texts would have the same name in files."""
+    seen: dict[str, str] = {}
+    for text in texts:
+        if (other := seen.get(slug(text))) is not None:
+            raise ValueError(
+                f"{name} must differ in names of files, but {other!r} and {text!r} are both {slug(text)!r} there."
+            )
+        seen[slug(text)] = text
 
 
 def agent_name(label: str, seed: int) -> str:

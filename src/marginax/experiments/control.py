@@ -13,6 +13,7 @@ import tyro
 from marginax import report
 from marginax._checks import choice, last_given
 from marginax.deep.config import TD3_PRESETS, TD3Config
+from marginax.deep.metrics import check_slugs
 from marginax.deep.run_config import PopulationConfig
 from marginax.engine import Engine
 from marginax.experiments.runner import Arrays, Experiment, Part, flag
@@ -145,6 +146,7 @@ class Control(Experiment):
                 )
         if self.seeds < 1 or not self.tasks:
             raise ValueError(f"seeds and tasks must not be empty, got {self.seeds} and {list(self.tasks)}.")
+        check_slugs("tasks", self.tasks)
         if not self.checkpoint_minutes > 0:
             raise ValueError(f"checkpoint-minutes must be above 0, got {self.checkpoint_minutes}.")
         if self.time_limit:

@@ -11,7 +11,7 @@ import tyro
 
 from marginax import report
 from marginax._files import write_csv
-from marginax.deep.metrics import slug
+from marginax.deep.metrics import check_slugs, slug
 from marginax.experiments.runner import Arrays, Experiment, Part
 from marginax.statistics import bootstrap, interquartile_mean
 
@@ -83,6 +83,8 @@ class Discrete(Experiment):
     def __post_init__(self) -> None:
         if not self.games or not self.operators:
             raise ValueError("games and operators must not be empty")
+        for name in ("games", "operators", "actor_critic"):
+            check_slugs(name, getattr(self, name))
         block = self.environments * self.evaluations * (4 if self.ablation else 1)
         if self.frames % block:
             raise ValueError(
