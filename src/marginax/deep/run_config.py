@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marginax.deep.config import AgentConfig, TD3Config
+from marginax.deep.config import AgentConfig, TD3Config, as_plain
 from marginax.deep.discrete_config import ActorCriticConfig, QConfig
 from marginax.deep.metrics import check_slugs
 
@@ -41,6 +41,7 @@ class PopulationConfig:
     overlap: bool = False
 
     def __post_init__(self) -> None:
+        as_plain(self)
         if not self.groups or not self.seeds:
             raise ValueError("groups and seeds must not be empty.")
         check_slugs("groups", self.groups)
