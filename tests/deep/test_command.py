@@ -195,6 +195,43 @@ def test_play_imports_nothing_that_a_file_names(tmp_path, monkeypatch, capsys):
     assert load_policy("evil.npz").simulator == "evil:Pendulum-v1"
 
 
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "high", "other", "message"),
+    [
+        (
+            4,
+            1,
+            [1.0],
+            "Pendulum-v1",
+            "observations of 4 numbers, as 'X-v0' has them, but those of 'Pendulum-v1'",
+        ),
+        (11, 1, [1.0], "Hopper-v5", "chooses actions of 1 numbers, as 'X-v0' has them, but 'Hopper-v5' has"),
+        (
+            4,
+            3,
+            [2.0],
+            "CartPole-v1",
+            "chooses 3 discrete actions, as 'X-v0' has them, but 'CartPole-v1' has 2",
+        ),
+        (
+            4,
+            2,
+            [1.0, 1.0],
+            "CartPole-v1",
+            "chooses actions of 2 numbers, as 'X-v0' has them, but 'CartPole-v1'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("words", [[], ["--render"]])
+def test_a_policy_that_does_not_fit_a_simulator_is_refused(
+    inputs, outputs, high, other, message, words, tmp_path, capsys
+):
+    layers = [(np.zeros((inputs, outputs), np.float32), np.zeros(outputs, np.float32))]
+    Policy(layers, np.zeros(len(high)), np.array(high), 0.1, "X-v0").save(tmp_path / "policy-a.npz")
+    assert main(["play", str(tmp_path), "--simulator", other, "--episodes", "1", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_preset_gives_the_settings_that_flags_change(monkeypatch):
     seen = []
     monkeypatch.setattr("marginax.deep.command._train", lambda settings, *_, **__: seen.append(settings))

@@ -291,6 +291,9 @@ def play(
         frames = film(policy, name, first, video=video, show=render, allow_import=simulator is not None)
         print(f"{frames} frames" + (f" in {video}" if video else ""))
     spec = AgentSpec(name, seed, allow_import=simulator is not None)
+    world = spec.make(seed)
+    world.close()
+    policy.check_fits(name, world)
     returns = next(x for x in evaluate(spec, policy.layers, 0, episodes) if x is not None)
     print(f"{name}: {episodes} episode{'s' * (episodes > 1)}")
     print(
