@@ -1,12 +1,14 @@
 """The commands train, plot and play: bad input is refused before any work, and what they print and write."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from marginax.cli import main
+from marginax.deep.command import Display, finish
 from marginax.deep.config import TD3Config
 from marginax.deep.curves import curves_of, load_curves
 from marginax.deep.discrete_config import ActorCriticConfig, QConfig
@@ -242,6 +244,18 @@ def test_a_preset_gives_the_settings_that_flags_change(monkeypatch):
         TD3Config.preset("paper", batch_size=7),
         TD3Config.preset("paper", batch_size=7, operator="retrace"),
     ]
+
+
+def test_the_reason_of_a_failure_is_told_at_the_end_alone(capsys):
+    failed = {"state": "failed", "step": 1050, "reason": "KeyError: 'a'"}
+    diverged = {"state": "diverged", "step": 90, "reason": "Q grew at step 80"}
+    display = Display("title", 2000, ["a", "b"])
+    display.listen("a", failed)
+    display.listen("b", diverged)
+    assert capsys.readouterr().out == ("a: failed at step 1,050\nb: diverged at step 90: Q grew at step 80\n")
+    sentence = "2 of 2 did not finish. a failed at step 1,050: KeyError: 'a'; b diverged: Q grew at step 80"
+    with pytest.raises(RuntimeError, match=f"^{re.escape(sentence)}$"):
+        finish({"a": failed, "b": diverged})
 
 
 @pytest.mark.parametrize(

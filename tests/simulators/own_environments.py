@@ -81,6 +81,18 @@ class Old(Point):
         )
 
 
+class Breaking(Point):
+    """It raises an error at its 130th step."""
+
+    taken = 0
+
+    def step(self, action):
+        self.taken += 1
+        if self.taken == 130:
+            raise KeyError("a wheel came off")
+        return super().step(action)
+
+
 class Slow(Point):
     """One step takes an hour."""
 
@@ -110,6 +122,7 @@ register("Changing-v0", Point, kwargs={"changes_actions": True})
 register("Printing-v0", Point, kwargs={"prints": True})
 register("Secret-v0", Point, kwargs={"secret": True})
 register("Slow-v0", Slow)
+register("Breaking-v0", Breaking)
 for old in ("reset", "seed", "step", "shape"):
     register(f"Old-{old}-v0", Old, kwargs={"old": old})
 gymnasium.register("Lost-v0", "simulators.own_environments:NoSuchClass")

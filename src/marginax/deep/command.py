@@ -159,7 +159,8 @@ def _train(
     )
     check_writable(out)
     run = open_run(out, config)
-    display = Display(f"{task}, {agent.label}", config.steps, list(run.parts))
+    title = f"{task}, {agent.label}"
+    display = Display(title, config.steps, list(run.parts), told_later=("failed", "diverged"))
     with display, tracker(track, task, config) as log:
 
         def listen(part: str, message: dict[str, Any]) -> None:
@@ -212,8 +213,13 @@ def finish(outcome: dict[str, dict[str, Any]]) -> None:
     """Raise `RuntimeError` with one line for all parts that did not finish."""
     bad = {name: found for name, found in outcome.items() if found["state"] in ("failed", "diverged")}
     if bad:
-        reasons = "; ".join(f"{name} {found['state']}: {found.get('reason')}" for name, found in bad.items())
-        raise RuntimeError(f"{len(bad)} of {len(outcome)} did not finish. {reasons}")
+        reasons = []
+        for name, found in bad.items():
+            place = (
+                f" at step {found['step']:,}" if found["state"] == "failed" else ""
+            )  # others say it themselves
+            reasons.append(f"{name} {found['state']}{place}: {found['reason']}")
+        raise RuntimeError(f"{len(bad)} of {len(outcome)} did not finish. {'; '.join(reasons)}")
 
 
 def plot(runs: tyro.conf.Positional[tuple[Path, ...]], *, out: Path = Path(".")) -> None:
@@ -316,6 +322,7 @@ class Display:
     title: str
     steps: int
     parts: list[str]
+    told_later: tuple[str, ...] = ("failed",)  # states whose reason `finish` says
     rows: dict[str, _Row] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -363,7 +370,8 @@ class Display:
             means = ", ".join(f"{label} {sum(x) / len(x):.2f}" for label, x in groups.items())
             print(f"{name}: step {step:,}, return {means}, {row.speed:.0f} steps/s", flush=True)
         if "state" in message:
-            reason = f": {message['reason']}" if "reason" in message else ""
+            told = "reason" in message and row.state not in self.told_later
+            reason = f": {message['reason']}" if told else ""
             print(f"{name}: {row.state} at step {row.step:,}{reason}", flush=True)
 
     def _table(self) -> Any:
