@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from marginax.deep import checkpoint, replay, td3
+from marginax.deep.command import Display
 from marginax.deep.config import TD3Config
+from marginax.deep.curves import curves_of
 from marginax.deep.discrete_config import ActorCriticConfig, QConfig
 from marginax.deep.learner import AGENTS, Learner, Plan
+from marginax.deep.metrics import read_metrics
 from marginax.deep.population import Population
 from marginax.deep.run_config import PopulationConfig
 from marginax.simulators.policy import unpack
@@ -174,6 +177,29 @@ def test_returns_of_training_belong_to_the_block_they_ended_in(tmp_path):
         with Population(config, folder=tmp_path) as population:
             population.run(stop=lambda p=population: p.step % 150 == 0)
     assert population.lines == whole.lines
+
+
+def test_what_is_no_number_is_null_in_the_metrics(tmp_path, capsys):
+    """The evaluation earns NaN, no episode of training has ended, and nothing was learned."""
+    agent = TD3Config(**{**SMALL, "update_after": 5000})
+    config = dataclasses.replace(CONFIG, groups={"a": agent}, seeds=(0, 1), steps=80)
+    with Population(config, folder=tmp_path) as population:
+        collect = population.pool.evaluations
+
+        def poisoned(**options):
+            found = collect(**options)
+            return [each._replace(returns=each.returns * [np.nan, 1][each.agent]) for each in found]
+
+        population.pool.evaluations = poisoned
+        population.run()
+    first, second = read_metrics(tmp_path)
+    unknown = dict.fromkeys(population.names) | {"return": None, "train_return": None}
+    assert first == {"operator": "a", "seed": 0, "step": 80, "returns": [None], "failed_at": None, **unknown}
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+    curve = curves_of("task", [first, second])["a"]
+    np.testing.assert_array_equal(curve.returns, [[np.nan], [second["return"]]])
+    Display("title", 80, ["agents"]).listen("agents", {"step": 80, "lines": [first, second]})
+    assert f"return a {second['return']:.2f}," in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -39,6 +39,7 @@ def test_claims_follow_the_returns(tmp_path):
         "grid-noisy-catch-operators": made_up(3, 5, -0.5),
         "grid-catch-ablation": made_up(len(QUICK.variants()), 5, 0.0),
     }
+    data["grid-catch-operators"]["error_variance_retrace"][0] = np.nan  # one-step has short sequences
     section = QUICK.section(tmp_path, data)
     verdicts = {(claim.where, claim.text): claim.verdict for claim in section.claims}
     assert verdicts["grid/catch", "marginalized is above Retrace"] == "reproduced"
@@ -52,6 +53,7 @@ def test_claims_follow_the_returns(tmp_path):
         lines = list(csv.DictReader(file))
     variants = 2 * 3 + len(QUICK.variants())
     assert len(lines) == variants * 5 * 4  # seeds, evaluations
+    assert [line["error_variance_retrace"] for line in lines[::20]][:3] == ["", "2", "2"]
     last = [line for line in lines if line["part"] == "operators"][-1]
     named = [last[name] for name in ("game", "variant", "seed", "step")]
     assert named == ["grid/noisy-catch", "marginalized", "4", "40"]

@@ -307,6 +307,12 @@ def play(
     )
 
 
+def _mean_return(lines: list[dict[str, Any]]) -> float:
+    """Over the lines that have one; NaN if none has."""
+    known = [line["return"] for line in lines if line["return"] is not None]
+    return sum(known) / len(known) if known else math.nan
+
+
 @dataclass
 class _Row:
     step: int = 0
@@ -356,18 +362,18 @@ class Display:
         row.state = message.get("state", "training")
         lines = message.get("lines", [])
         if lines:
-            row.returned = sum(line["return"] for line in lines) / len(lines)
+            row.returned = _mean_return(lines)
         if self.live is not None:
             if time.monotonic() - self.drawn > 0.4:
                 self.drawn = time.monotonic()
                 self.live.update(self._table())
             return
         for step in dict.fromkeys(line["step"] for line in lines):
-            groups: dict[str, list[float]] = {}
+            groups: dict[str, list[dict[str, Any]]] = {}
             for line in lines:
                 if line["step"] == step:
-                    groups.setdefault(line["operator"], []).append(line["return"])
-            means = ", ".join(f"{label} {sum(x) / len(x):.2f}" for label, x in groups.items())
+                    groups.setdefault(line["operator"], []).append(line)
+            means = ", ".join(f"{label} {_mean_return(x):.2f}" for label, x in groups.items())
             print(f"{name}: step {step:,}, return {means}, {row.speed:.0f} steps/s", flush=True)
         if "state" in message:
             told = "reason" in message and row.state not in self.told_later

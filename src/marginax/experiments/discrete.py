@@ -271,7 +271,7 @@ class Discrete(Experiment):
             (
                 name.removeprefix(f"{slug(config.simulator)}-"),
                 *(config.simulator, variant, seed, int(step)),
-                *(float(data[name][column][g, i, t]) for column in ("return", *KEPT)),
+                *(_cell(data[name][column][g, i, t]) for column in ("return", *KEPT)),
             )
             for name, config in self.work().items()
             for g, variant in enumerate(config.groups)
@@ -344,6 +344,11 @@ def draw_returns(
             for operator, returns in curves.items():
                 report.draw_curves(axis, steps / 1000, returns, operator)
         report.legend_below(figure, axes, columns=3)
+
+
+def _cell(value: float) -> float | str:
+    """Empty where nothing was measured."""
+    return "" if np.isnan(value) else float(value)
 
 
 def _mean(values: np.ndarray) -> str:
