@@ -12,7 +12,7 @@ import tyro
 from marginax import report
 from marginax._files import write_csv
 from marginax.deep.metrics import check_slugs, slug
-from marginax.experiments.runner import Arrays, Experiment, Part
+from marginax.experiments.runner import Arrays, Experiment, Part, smaller
 from marginax.statistics import bootstrap, interquartile_mean
 
 if TYPE_CHECKING:
@@ -95,7 +95,6 @@ class Discrete(Experiment):
     def quick(self) -> "Discrete":
         """Noisy Catch with small networks, on two cores."""
         small: dict[str, Any] = {
-            "seeds": min(self.seeds, 5),
             "episodes": 100,
             "frames": 40_960,
             "environments": 16,
@@ -108,7 +107,7 @@ class Discrete(Experiment):
             "operators": ("one-step", "retrace", "marginalized"),
         }
         small |= {"games": ("grid/noisy-catch",), "ablation": "", "actor_critic": (), "evaluations": 8}
-        return dataclasses.replace(self, **small)
+        return dataclasses.replace(smaller(self, type(self)(), **small), seeds=min(self.seeds, 5))
 
     def population(
         self, game: str, variants: Mapping[str, Mapping[str, Any]], frames: int
