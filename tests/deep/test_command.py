@@ -161,6 +161,14 @@ def test_runs_of_one_operator_are_told_apart_by_what_differs(tmp_path):
     assert labels == ["retrace, decay 0.5", "retrace, decay 0.9"]
 
 
+def test_an_evaluation_without_a_return_is_an_empty_cell_beside_the_curve(tmp_path, capsys):
+    config = PopulationConfig(simulator="Pendulum-v1", groups={"retrace": TD3Config(operator="retrace")})
+    log(tmp_path, config, [line_of(0, 100, 1.5), {**line_of(0, 200, 0.0), "return": None}])
+    assert main(["plot", str(tmp_path), "--out", str(tmp_path)]) == 0
+    _, first, second = (tmp_path / "curves.csv").read_text().splitlines()
+    assert (first, second) == ("Pendulum-v1,retrace,100,1.5,1.5,1.5", "Pendulum-v1,retrace,200,,,")
+
+
 def test_seeds_without_a_common_step_are_not_drawn(tmp_path, capsys):
     """Seed 0 is to go on from its end between two evaluations; seed 1, which began later, is already past it."""
     agent = TD3Config(operator="retrace")

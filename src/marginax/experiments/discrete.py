@@ -11,7 +11,7 @@ import tyro
 
 from marginax import report
 from marginax._files import write_csv
-from marginax.deep.metrics import check_slugs, slug
+from marginax.deep.metrics import check_slugs, known_number, slug
 from marginax.experiments.runner import Arrays, Experiment, Part, smaller
 from marginax.statistics import bootstrap, interquartile_mean
 
@@ -270,7 +270,7 @@ class Discrete(Experiment):
             (
                 name.removeprefix(f"{slug(config.simulator)}-"),
                 *(config.simulator, variant, seed, int(step)),
-                *(_cell(data[name][column][g, i, t]) for column in ("return", *KEPT)),
+                *(known_number(data[name][column][g, i, t]) for column in ("return", *KEPT)),
             )
             for name, config in self.work().items()
             for g, variant in enumerate(config.groups)
@@ -343,11 +343,6 @@ def draw_returns(
             for operator, returns in curves.items():
                 report.draw_curves(axis, steps / 1000, returns, operator)
         report.legend_below(figure, axes, columns=3)
-
-
-def _cell(value: float) -> float | str:
-    """Empty where nothing was measured."""
-    return "" if np.isnan(value) else float(value)
 
 
 def _mean(values: np.ndarray) -> str:
