@@ -89,3 +89,9 @@ def test_operators_given_twice_are_refused():
         ValueError, match="operators must differ in names of files, but 'retrace' and 'retrace'"
     ):
         Discrete(operators=("retrace", "retrace"))
+
+
+@pytest.mark.parametrize("name", ["frames", "evaluations", "environments"])
+def test_none_of_something_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        Discrete(**{name: 0})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 import tyro
 
+from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
 from marginax.deep.metrics import check_slugs, known_number, slug
@@ -85,6 +86,8 @@ class Discrete(Experiment):
             raise ValueError("games and operators must not be empty")
         for name in ("games", "operators", "actor_critic"):
             check_slugs(name, getattr(self, name))
+        for name in ("frames", "evaluations", "environments"):
+            checks.count(name, getattr(self, name))
         block = self.environments * self.evaluations * (4 if self.ablation else 1)
         if self.frames % block:
             raise ValueError(
