@@ -20,7 +20,7 @@ from pathlib import Path
 
 import tyro
 
-from marginax.deep.run import part_environment, spread_threads
+from marginax.deep.run_machine import part_environment, spread_threads
 from marginax.engine.processes import cores
 
 OURS = {

@@ -143,14 +143,20 @@ def fraction(name: str, value: Any) -> float:
 
 def count(name: str, value: Any, least: int = 1) -> int:
     """Returns ``value`` as an integer of at least ``least``."""
-    try:
-        whole = not isinstance(value, bool) and int(value) == value
-    except (TypeError, ValueError, OverflowError):
-        whole = False
-    if not whole:
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
-    if value < least:
+    result = whole(name, value)
+    if result < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+    return result
+
+
+def whole(name: str, value: Any) -> int:
+    """Returns ``value`` as an integer."""
+    try:
+        is_whole = not isinstance(value, bool) and int(value) == value
+    except (TypeError, ValueError, OverflowError):
+        is_whole = False
+    if not is_whole:
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
     return int(value)
 
 

@@ -1,13 +1,14 @@
 """The commands train, plot and play: bad input is refused before any work, and what they print and write."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from marginax.cli import main
-from marginax.deep.command import Display
+from marginax.deep.command import Display, finish
 from marginax.deep.config import TD3Config
 from marginax.deep.curves import curves_of, load_curves
 from marginax.deep.discrete_config import ActorCriticConfig, QConfig
@@ -160,6 +161,14 @@ def test_runs_of_one_operator_are_told_apart_by_what_differs(tmp_path):
     assert labels == ["retrace, decay 0.5", "retrace, decay 0.9"]
 
 
+def test_an_evaluation_without_a_return_is_an_empty_cell_beside_the_curve(tmp_path, capsys):
+    config = PopulationConfig(simulator="Pendulum-v1", groups={"retrace": TD3Config(operator="retrace")})
+    log(tmp_path, config, [line_of(0, 100, 1.5), {**line_of(0, 200, 0.0), "return": None}])
+    assert main(["plot", str(tmp_path), "--out", str(tmp_path)]) == 0
+    _, first, second = (tmp_path / "curves.csv").read_text().splitlines()
+    assert (first, second) == ("Pendulum-v1,retrace,100,1.5,1.5,1.5", "Pendulum-v1,retrace,200,,,")
+
+
 def test_seeds_without_a_common_step_are_not_drawn(tmp_path, capsys):
     """Seed 0 is to go on from its end between two evaluations; seed 1, which began later, is already past it."""
     agent = TD3Config(operator="retrace")
@@ -196,6 +205,43 @@ def test_play_imports_nothing_that_a_file_names(tmp_path, monkeypatch, capsys):
     assert load_policy("evil.npz").simulator == "evil:Pendulum-v1"
 
 
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "high", "other", "message"),
+    [
+        (
+            4,
+            1,
+            [1.0],
+            "Pendulum-v1",
+            "observations of 4 numbers, as 'X-v0' has them, but those of 'Pendulum-v1'",
+        ),
+        (11, 1, [1.0], "Hopper-v5", "chooses actions of 1 numbers, as 'X-v0' has them, but 'Hopper-v5' has"),
+        (
+            4,
+            3,
+            [2.0],
+            "CartPole-v1",
+            "chooses 3 discrete actions, as 'X-v0' has them, but 'CartPole-v1' has 2",
+        ),
+        (
+            4,
+            2,
+            [1.0, 1.0],
+            "CartPole-v1",
+            "chooses actions of 2 numbers, as 'X-v0' has them, but 'CartPole-v1'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("words", [[], ["--render"]])
+def test_a_policy_that_does_not_fit_a_simulator_is_refused(
+    inputs, outputs, high, other, message, words, tmp_path, capsys
+):
+    layers = [(np.zeros((inputs, outputs), np.float32), np.zeros(outputs, np.float32))]
+    Policy(layers, np.zeros(len(high)), np.array(high), 0.1, "X-v0").save(tmp_path / "policy-a.npz")
+    assert main(["play", str(tmp_path), "--simulator", other, "--episodes", "1", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_preset_gives_the_settings_that_flags_change(monkeypatch):
     seen = []
     monkeypatch.setattr("marginax.deep.command._train", lambda settings, *_, **__: seen.append(settings))
@@ -206,6 +252,18 @@ def test_a_preset_gives_the_settings_that_flags_change(monkeypatch):
         TD3Config.preset("paper", batch_size=7),
         TD3Config.preset("paper", batch_size=7, operator="retrace"),
     ]
+
+
+def test_the_reason_of_a_failure_is_told_at_the_end_alone(capsys):
+    failed = {"state": "failed", "step": 1050, "reason": "KeyError: 'a'"}
+    diverged = {"state": "diverged", "step": 90, "reason": "Q grew at step 80"}
+    display = Display("title", 2000, ["a", "b"])
+    display.listen("a", failed)
+    display.listen("b", diverged)
+    assert capsys.readouterr().out == ("a: failed at step 1,050\nb: diverged at step 90: Q grew at step 80\n")
+    sentence = "2 of 2 did not finish. a failed at step 1,050: KeyError: 'a'; b diverged: Q grew at step 80"
+    with pytest.raises(RuntimeError, match=f"^{re.escape(sentence)}$"):
+        finish({"a": failed, "b": diverged})
 
 
 @pytest.mark.parametrize(

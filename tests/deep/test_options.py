@@ -1,10 +1,12 @@
 """The options of TD3, each against the formula it stands for."""
 
 import dataclasses
+import json
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -206,16 +208,38 @@ def test_runs_from_before_an_option_was_there_go_on(tmp_path):
         changed.require_same(earlier, tmp_path)
 
 
+@pytest.fixture
+def as_users_have_it(monkeypatch):
+    """Without the run-time type check of the tests, which refuses what users may pass."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+def test_lists_and_numbers_of_numpy_are_taken_as_pythons_own(as_users_have_it, tmp_path):
+    plain = TD3Config(hidden=(8, 4), batch_size=16, act_noise=0.25, layer_norm=True)
+    given = {"hidden": [8, np.int64(4)], "batch_size": jnp.int32(16), "act_noise": np.float32(0.25)}
+    agent = TD3Config(**given, layer_norm=np.bool_(True))
+    assert agent == plain and hash(agent) == hash(plain)
+    sizes = {"seeds": np.arange(2), "steps": np.int64(100), "episodes": 2.0}
+    config = PopulationConfig(simulator="Pendulum-v1", groups={"a": agent}, **sizes)
+    stored = json.loads(json.dumps(config.to_json()))
+    assert (stored["seeds"], stored["steps"], stored["groups"]["a"]["hidden"]) == ([0, 1], 100, [8, 4])
+    config.require_same(stored, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("batch_size", 1.5, "batch_size must be a whole number, got 1.5"),
+        ("hidden", 64, "hidden must be a list of whole numbers, got 64"),
+        ("learning_rate", "fast", "learning_rate must be a number, got 'fast'"),
+        ("layer_norm", "no", "layer_norm must be True or False, got 'no'"),
         ("actor_scale", 0.0, "actor_scale must be above 0"),
         ("saturation_penalty", -1.0, "saturation_penalty must be at least 0"),
         ("actor_after", -1, "actor_after must be at least 0"),
         ("actor_learning_rate", 0.0, "actor_learning_rate must be above 0"),
     ],
 )
-def test_bad_options_are_named(name, value, message):
+def test_bad_options_are_named(as_users_have_it, name, value, message):
     with pytest.raises(ValueError, match=message):
         TD3Config(**{name: value})
 

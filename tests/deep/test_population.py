@@ -1,6 +1,7 @@
 """A population against a plain loop; workers, fusing, interruptions and failures change nothing they should not."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,12 @@ import numpy as np
 import pytest
 
 from marginax.deep import checkpoint, replay, td3
+from marginax.deep.command import Display
 from marginax.deep.config import TD3Config
+from marginax.deep.curves import curves_of
 from marginax.deep.discrete_config import ActorCriticConfig, QConfig
-from marginax.deep.learner import Learner, Plan
+from marginax.deep.learner import AGENTS, Learner, Plan
+from marginax.deep.metrics import read_metrics
 from marginax.deep.population import Population
 from marginax.deep.run_config import PopulationConfig
 from marginax.simulators.policy import unpack
@@ -175,6 +179,29 @@ def test_returns_of_training_belong_to_the_block_they_ended_in(tmp_path):
     assert population.lines == whole.lines
 
 
+def test_what_is_no_number_is_null_in_the_metrics(tmp_path, capsys):
+    """The evaluation earns NaN, no episode of training has ended, and nothing was learned."""
+    agent = TD3Config(**{**SMALL, "update_after": 5000})
+    config = dataclasses.replace(CONFIG, groups={"a": agent}, seeds=(0, 1), steps=80)
+    with Population(config, folder=tmp_path) as population:
+        collect = population.pool.evaluations
+
+        def poisoned(**options):
+            found = collect(**options)
+            return [each._replace(returns=each.returns * [np.nan, 1][each.agent]) for each in found]
+
+        population.pool.evaluations = poisoned
+        population.run()
+    first, second = read_metrics(tmp_path)
+    unknown = dict.fromkeys(population.names) | {"return": None, "train_return": None}
+    assert first == {"operator": "a", "seed": 0, "step": 80, "returns": [None], "failed_at": None, **unknown}
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+    curve = curves_of("task", [first, second])["a"]
+    np.testing.assert_array_equal(curve.returns, [[np.nan], [second["return"]]])
+    Display("title", 80, ["agents"]).listen("agents", {"step": 80, "lines": [first, second]})
+    assert f"return a {second['return']:.2f}," in capsys.readouterr().out
+
+
 @pytest.mark.long
 def test_a_longer_run_carries_on(plain, tmp_path):
     short = dataclasses.replace(CONFIG, steps=160)
@@ -254,6 +281,46 @@ def test_failed_agent_is_noted_and_others_go_on(plain):
             np.testing.assert_array_equal(numbers(population)[key], value)
 
 
+def settings_read(config, function) -> set[str]:
+    """Names of the settings that a function reads."""
+    names, known = set(), {field.name for field in dataclasses.fields(config)}
+
+    class Recorded(type(config)):
+        def __getattribute__(self, name):
+            names.add(name)
+            return super().__getattribute__(name)
+
+    recorded = Recorded(**{name: getattr(config, name) for name in known})
+    names.clear()
+    function(recorded)
+    return names & known
+
+
+@pytest.mark.parametrize("kind", AGENTS, ids=lambda kind: kind.kind)
+def test_what_all_groups_of_a_program_learn_with_is_shared_by_them(kind):
+    module, config = AGENTS[kind], kind(hidden=(4,))
+    discrete = {"observation_shape": (2,), "num_actions": 3}
+    sizes = discrete if config.discrete else {"observation_size": 2, "action_size": 3}
+    state = jax.eval_shape(lambda: module.init(config, **sizes, key=jax.random.key(0)))
+    lead = (config.sequence_length, 6, 3) if kind is ActorCriticConfig else (6,)
+    batch = (np.zeros((*lead[:2], 5), np.float32), np.zeros(lead, np.float32))
+
+    def learn(config):
+        jax.eval_shape(partial(module.learn, config, delayed=True), state, *batch)
+        return module.delayed_rounds(config, config.updates, 0), config.update_after
+
+    shared = settings_read(config, lambda config: [getattr(config, name) for name in module.SHARED])
+    assert settings_read(config, learn) <= shared
+
+
+def test_groups_that_cannot_share_a_program_get_programs_of_their_own():
+    """Sequences of other lengths, of which the actor-critic learns every step, do not fit into one array."""
+    agent = DISCRETE["actor-critic"]
+    groups = {"a": agent, "b": dataclasses.replace(agent, sequence_length=4)}
+    with Population(PopulationConfig(simulator="CartPole-v1", groups=groups, steps=100)) as population:
+        assert [len(x.plan.configs) for x in population.learners] == [1, 1]
+
+
 @pytest.mark.long
 def test_settings_of_each_group_count():
     """Replay size, discount and the bound of divergence are a group's own; other programs get learners of their own."""
@@ -319,3 +386,8 @@ def test_bad_settings():
             simulator="Pendulum-v1",
             groups={"a": TD3Config(**SMALL), "b": TD3Config(**{**SMALL, "hidden": (4,)})},
         )
+    games = {str(n): QConfig(filters=n) for n in (4, 8)}
+    with pytest.raises(ValueError, match="filters must be the same"):
+        PopulationConfig(simulator="gymnax/Breakout-MinAtar", groups=games)
+    with pytest.raises(ValueError, match="groups must differ in names of files, but 'λ = 1' and 'ε = 1' are"):
+        PopulationConfig(simulator="CartPole-v1", groups={"λ = 1": QConfig(), "ε = 1": QConfig()})

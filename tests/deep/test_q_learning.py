@@ -173,3 +173,9 @@ def test_the_agent_that_does_not_fit_is_named_with_the_command_that_does(tmp_pat
 def test_wrong_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         QConfig(**settings)
+
+
+def test_settings_that_follow_from_the_length_of_a_run():
+    derived = QConfig(random_steps=None).derived(3000)
+    assert (derived.random_steps, derived.epsilon_steps) == (300, 1500)
+    assert QConfig(epsilon_steps=7).derived(3000).random_steps == 0

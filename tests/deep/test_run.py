@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
+from marginax.cli import main
 from marginax.deep.config import TD3Config
 from marginax.deep.metrics import METRICS, read_metrics
 from marginax.deep.population import Population
@@ -228,6 +229,19 @@ def test_a_part_that_fails_ends_alone(tmp_path):
     assert outcome["seed-0"]["state"] == "failed"
     assert "the checkpoint is damaged" in outcome["seed-0"]["reason"]
     assert outcome["seed-1"]["state"] == "finished"
+
+
+@pytest.mark.long
+def test_a_part_that_fails_is_told_once_with_its_step(tmp_path, capsys):
+    words = [*WORDS, "--out", str(tmp_path)]
+    words[1] = "simulators.own_environments:Breaking-v0"
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert "seed-1: failed at step 100\n" in said.out
+    assert said.err.endswith(
+        "marginax: 1 of 1 did not finish. seed-1 failed at step 100: KeyError: 'a wheel came off'\n"
+    )
+    assert "wheel" not in said.out
 
 
 def test_a_run_shorter_than_the_time_between_evaluations_can_be_made_longer(tmp_path):

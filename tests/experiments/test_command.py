@@ -14,8 +14,10 @@ import pytest
 import tyro
 
 from marginax import cli, learning, problems, report, traces
+from marginax.deep.config import TD3Config
 from marginax.experiments import command, measures
 from marginax.experiments.chain import METHODS, Chain
+from marginax.experiments.control import Control
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SMALL = {
@@ -143,6 +145,26 @@ def test_quick_is_smaller_and_the_default_is_the_papers(name):
     if name == "policy-iteration":
         assert default.seeds == 50
     assert json.dumps(default.settings())
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("control", {"tasks": ("Hopper-v5",), "steps": 500}),
+        ("control", {"preset": "default", "evaluate_every": 500}),
+        ("discrete", {"games": ("grid/catch",), "frames": 5120}),
+        ("prediction", {"games": ("grid/catch",), "period": 20}),
+    ],
+)
+def test_quick_leaves_what_was_asked_for(name, given):
+    quick = command.load(name)(**given).quick()
+    plain = command.load(name)(**{k: v for k, v in given.items() if k == "preset"}).quick()
+    assert quick == dataclasses.replace(plain, **given) != plain
+
+
+def test_quick_leaves_the_agents_settings_that_were_asked_for():
+    agent = Control(agent=TD3Config.preset("spinning-up", hidden=(32,))).quick().agent
+    assert agent == TD3Config.preset("spinning-up", hidden=(32,), random_steps=1000)
 
 
 @pytest.mark.parametrize("name", command.EXPERIMENTS)

@@ -11,7 +11,7 @@ from marginax.deep.config import TD3Config
 from marginax.deep.curves import Curve, curves_of
 from marginax.experiments.command import reproduce
 from marginax.experiments.control import CHANGES, Control, seconds
-from marginax.experiments.control_report import claims
+from marginax.experiments.control_report import claims, table
 
 TOY = ["reproduce", "control", "--tasks", "Pendulum-v1", "--operators", "one-step", "marginalized-length-2"]
 TOY += ["--seeds", "2", "--steps", "80", "--evaluate-every", "20", "--episodes", "1", "--agent.hidden", "4"]
@@ -59,6 +59,10 @@ def test_every_name_is_an_agent():
         (["--tasks", "mujoco/foo"], "mujoco/foo"),
         (["--operators", "retrase"], "did you mean 'retrace'?"),
         (["--operators", "retrace", "retrace"], "operators must be different, got 'retrace' twice"),
+        (
+            ["--tasks", "my:Walk-v0", "my-Walk-v0"],
+            "tasks must differ in names of files, but 'my:Walk-v0' and",
+        ),
         (["--agent.operator", "n-step"], "use --operators"),
         (["--agent.decay", "2"], "decay must lie in [0, 1]"),
         (["--steps", "70"], "steps must be a positive multiple of update_every 50, got 70"),
@@ -128,12 +132,18 @@ def test_a_seed_that_failed_before_it_learned_leaves_the_claim_on_variances_open
     failed = {**row, "return": 0.5, "failed_at": 5, **dict.fromkeys(measured)}
     lines = [{**row, "seed": 0}, {**row, "seed": 1}, {**failed, "seed": 2}]
     lines += [{**row, "operator": "retrace", "seed": seed} for seed in range(3)]
-    made = {c.text: c.verdict for c in claims("task", curves_of("task", lines))}
+    found = curves_of("task", lines)
+    made = {c.text: c.verdict for c in claims("task", found)}
     assert made["Marginalized targets have lower variance than Retrace's"] == "cannot be decided"
     assert (
         made["Marginalized updates provide further gains over the vanilla multi-step update"]
         == "not reproduced"
     )
+    found["retrace"].diagnostics["error_variance"][:] = np.nan
+    plain = {name: np.ones((3, 1)) for name in ("trace_mean", "weight_mean")}
+    for curve in found.values():
+        curve.diagnostics.update(plain)
+    assert [row[-3:] for row in table("task", found)] == [(1.0, 1.0, 1.0), (1.0, 1.0, "")]
 
 
 def test_a_preset_is_where_the_settings_start():

@@ -39,6 +39,7 @@ def test_claims_follow_the_returns(tmp_path):
         "grid-noisy-catch-operators": made_up(3, 5, -0.5),
         "grid-catch-ablation": made_up(len(QUICK.variants()), 5, 0.0),
     }
+    data["grid-catch-operators"]["error_variance_retrace"][0] = np.nan  # one-step has short sequences
     section = QUICK.section(tmp_path, data)
     verdicts = {(claim.where, claim.text): claim.verdict for claim in section.claims}
     assert verdicts["grid/catch", "marginalized is above Retrace"] == "reproduced"
@@ -52,6 +53,7 @@ def test_claims_follow_the_returns(tmp_path):
         lines = list(csv.DictReader(file))
     variants = 2 * 3 + len(QUICK.variants())
     assert len(lines) == variants * 5 * 4  # seeds, evaluations
+    assert [line["error_variance_retrace"] for line in lines[::20]][:3] == ["", "2", "2"]
     last = [line for line in lines if line["part"] == "operators"][-1]
     named = [last[name] for name in ("game", "variant", "seed", "step")]
     assert named == ["grid/noisy-catch", "marginalized", "4", "40"]
@@ -80,3 +82,16 @@ def test_frames_that_do_not_divide_are_refused():
         ValueError, match=r"frames must be a multiple of 2560, environments times evaluations .*, got 1000"
     ):
         Discrete(frames=1000)
+
+
+def test_operators_given_twice_are_refused():
+    with pytest.raises(
+        ValueError, match="operators must differ in names of files, but 'retrace' and 'retrace'"
+    ):
+        Discrete(operators=("retrace", "retrace"))
+
+
+@pytest.mark.parametrize("name", ["frames", "evaluations", "environments"])
+def test_none_of_something_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        Discrete(**{name: 0})

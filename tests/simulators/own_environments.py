@@ -59,6 +59,40 @@ class Dictionary(Point):
         return {"a": place[:1], "b": place[1:, None]}, *rest
 
 
+class Old(Point):
+    """What old Gym had: `reset` returns no info (and may take no seed), `step` one end of the episode for two."""
+
+    def __init__(self, old="reset", **options):
+        super().__init__(**options)
+        self.old = old
+        if old == "seed":
+            self.reset = lambda: self.place
+
+    def reset(self, *, seed=None, options=None):
+        place, info = super().reset(seed=seed)
+        return place if self.old == "reset" else (place, info)
+
+    def step(self, action):
+        place, reward, terminated, _, info = super().step(action)
+        return (
+            (place[:1], reward, terminated, False, info)
+            if self.old == "shape"
+            else (place, reward, terminated, info)
+        )
+
+
+class Breaking(Point):
+    """It raises an error at its 130th step."""
+
+    taken = 0
+
+    def step(self, action):
+        self.taken += 1
+        if self.taken == 130:
+            raise KeyError("a wheel came off")
+        return super().step(action)
+
+
 class Slow(Point):
     """One step takes an hour."""
 
@@ -88,3 +122,7 @@ register("Changing-v0", Point, kwargs={"changes_actions": True})
 register("Printing-v0", Point, kwargs={"prints": True})
 register("Secret-v0", Point, kwargs={"secret": True})
 register("Slow-v0", Slow)
+register("Breaking-v0", Breaking)
+for old in ("reset", "seed", "step", "shape"):
+    register(f"Old-{old}-v0", Old, kwargs={"old": old})
+gymnasium.register("Lost-v0", "simulators.own_environments:NoSuchClass")

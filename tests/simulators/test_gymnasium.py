@@ -109,11 +109,38 @@ def test_an_action_belongs_to_the_caller():
         ("Huge-v0", "finite bounds"),
         ("Integers-v0", "actions of real numbers, got a box of int64"),
         ("Dictionary-v0", "FlattenObservation"),
+        ("Old-reset-v0", "perhaps old Gym's: reset must accept a seed and return \\(observation, info\\)"),
+        ("Old-seed-v0", "perhaps old Gym's: reset must accept a seed"),
+        ("Lost-v0", "Lost-v0' cannot be made: AttributeError: .* 'NoSuchClass'"),
     ],
 )
-def test_spaces_that_do_not_fit_are_named_when_it_is_made(name, message):
+def test_what_does_not_fit_is_named_when_it_is_made(name, message):
     with pytest.raises(ValueError, match=message):
         own(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "Old-step-v0",
+            "perhaps old Gym's: step must return \\(observation, reward, terminated, truncated, info",
+        ),
+        ("Old-shape-v0", "observations of the shape of its observation_space, \\(2,\\), got \\(1,\\)"),
+    ],
+)
+def test_what_a_step_returns_is_looked_at_before_training(name, message):
+    with pytest.raises(ValueError, match=message):
+        check_actions(OWN + name, own(name), discrete=False)
+
+
+def test_a_module_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="'broken_module:Id-v0' cannot be made: ZeroDivisionError"):
+        make("broken_module:Id-v0", 0, allow_import=True)
+    with pytest.raises(ImportError, match=r"'no_such_module:Id-v0' cannot be made: .*No module named"):
+        make("no_such_module:Id-v0", 0, allow_import=True)
 
 
 def test_discrete_actions():

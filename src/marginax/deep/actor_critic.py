@@ -41,11 +41,12 @@ __all__ = [
     "targets",
 ]
 
-_LOSS = ("learning_rate", "entropy", "value_factor", "actor_delay")
+_LOSS = ("learning_rate", "entropy", "value_factor", "gradient_clip", "actor_delay")
 SHARED = (
     "hidden",
     "filters",
     "batch_size",
+    "sequence_length",
     "update_every",
     "block_updates",
     "update_after",

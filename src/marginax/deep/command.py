@@ -159,7 +159,8 @@ def _train(
     )
     check_writable(out)
     run = open_run(out, config)
-    display = Display(f"{task}, {agent.label}", config.steps, list(run.parts))
+    title = f"{task}, {agent.label}"
+    display = Display(title, config.steps, list(run.parts), told_later=("failed", "diverged"))
     with display, tracker(track, task, config) as log:
 
         def listen(part: str, message: dict[str, Any]) -> None:
@@ -212,8 +213,13 @@ def finish(outcome: dict[str, dict[str, Any]]) -> None:
     """Raise `RuntimeError` with one line for all parts that did not finish."""
     bad = {name: found for name, found in outcome.items() if found["state"] in ("failed", "diverged")}
     if bad:
-        reasons = "; ".join(f"{name} {found['state']}: {found.get('reason')}" for name, found in bad.items())
-        raise RuntimeError(f"{len(bad)} of {len(outcome)} did not finish. {reasons}")
+        reasons = []
+        for name, found in bad.items():
+            place = (
+                f" at step {found['step']:,}" if found["state"] == "failed" else ""
+            )  # others say it themselves
+            reasons.append(f"{name} {found['state']}{place}: {found['reason']}")
+        raise RuntimeError(f"{len(bad)} of {len(outcome)} did not finish. {'; '.join(reasons)}")
 
 
 def plot(runs: tyro.conf.Positional[tuple[Path, ...]], *, out: Path = Path(".")) -> None:
@@ -291,11 +297,20 @@ def play(
         frames = film(policy, name, first, video=video, show=render, allow_import=simulator is not None)
         print(f"{frames} frames" + (f" in {video}" if video else ""))
     spec = AgentSpec(name, seed, allow_import=simulator is not None)
+    world = spec.make(seed)
+    world.close()
+    policy.check_fits(name, world)
     returns = next(x for x in evaluate(spec, policy.layers, 0, episodes) if x is not None)
     print(f"{name}: {episodes} episode{'s' * (episodes > 1)}")
     print(
         f"return {np.mean(returns):.2f} ± {np.std(returns):.2f}, {returns.min():.2f} to {returns.max():.2f}"
     )
+
+
+def _mean_return(lines: list[dict[str, Any]]) -> float:
+    """Over the lines that have one; NaN if none has."""
+    known = [line["return"] for line in lines if line["return"] is not None]
+    return sum(known) / len(known) if known else math.nan
 
 
 @dataclass
@@ -313,6 +328,7 @@ class Display:
     title: str
     steps: int
     parts: list[str]
+    told_later: tuple[str, ...] = ("failed",)  # states whose reason `finish` says
     rows: dict[str, _Row] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -346,21 +362,22 @@ class Display:
         row.state = message.get("state", "training")
         lines = message.get("lines", [])
         if lines:
-            row.returned = sum(line["return"] for line in lines) / len(lines)
+            row.returned = _mean_return(lines)
         if self.live is not None:
             if time.monotonic() - self.drawn > 0.4:
                 self.drawn = time.monotonic()
                 self.live.update(self._table())
             return
         for step in dict.fromkeys(line["step"] for line in lines):
-            groups: dict[str, list[float]] = {}
+            groups: dict[str, list[dict[str, Any]]] = {}
             for line in lines:
                 if line["step"] == step:
-                    groups.setdefault(line["operator"], []).append(line["return"])
-            means = ", ".join(f"{label} {sum(x) / len(x):.2f}" for label, x in groups.items())
+                    groups.setdefault(line["operator"], []).append(line)
+            means = ", ".join(f"{label} {_mean_return(x):.2f}" for label, x in groups.items())
             print(f"{name}: step {step:,}, return {means}, {row.speed:.0f} steps/s", flush=True)
         if "state" in message:
-            reason = f": {message['reason']}" if "reason" in message else ""
+            told = "reason" in message and row.state not in self.told_later
+            reason = f": {message['reason']}" if told else ""
             print(f"{name}: {row.state} at step {row.step:,}{reason}", flush=True)
 
     def _table(self) -> Any:

@@ -3,10 +3,11 @@
 import dataclasses
 import math
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
-from marginax._checks import choice
+from marginax._checks import choice, whole
 
 Operator = Literal["one-step", "n-step", "retrace", "retrace-paper", "marginalized"]
 Weights = Literal["saddle-point", "fenchel", "regression", "paths"]
@@ -79,6 +80,7 @@ class AgentConfig:
     """What runs did that were stored before a setting existed, where that is not its default."""
 
     def __post_init__(self) -> None:
+        as_plain(self)
         for name, allowed in typing.get_type_hints(type(self)).items():
             choices = [x for part in (allowed, *typing.get_args(allowed)) for x in _choices(part)]
             if (
@@ -149,6 +151,36 @@ class AgentConfig:
             raise ValueError(f"{unknown[0]!r} is not a setting of the agent.")
         settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         return cls(**{**cls.before, **settings})
+
+
+def as_plain(settings: Any) -> None:
+    """Turn the fields of a fresh frozen dataclass into Python's own numbers and tuples.
+
+    So settings can be hashed, compared with stored ones, and stored, whatever they were given as.
+    """
+    kinds = typing.get_type_hints(type(settings))
+    for field in dataclasses.fields(settings):
+        value = _plain(field.name, getattr(settings, field.name), kinds[field.name])
+        object.__setattr__(settings, field.name, value)
+
+
+def _plain(name: str, value: Any, kind: Any) -> Any:
+    if hasattr(value, "tolist"):  # of NumPy or JAX
+        value = value.tolist()
+    if typing.get_origin(kind) is tuple:
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise ValueError(f"{name} must be a list of whole numbers, got {value!r}.")
+        return tuple(_plain(name, each, int) for each in value)
+    kinds = (kind, *typing.get_args(kind))
+    if value is None and type(None) in kinds:
+        return None
+    if int in kinds:
+        return whole(name, value)
+    if float in kinds and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ValueError(f"{name} must be a number, got {value!r}.")
+    if bool in kinds and not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}.")
+    return value
 
 
 _MAY_BE_NONE = ("target_steps",)

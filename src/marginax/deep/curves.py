@@ -8,6 +8,7 @@ import numpy as np
 
 from marginax import report
 from marginax._files import write_csv
+from marginax.deep.metrics import known_number
 from marginax.deep.run import load_run, run_metrics
 from marginax.statistics import Interval, bootstrap, interquartile_mean
 
@@ -174,8 +175,8 @@ def draw(curves: Sequence[Curve], folder: Path, name: str = "curves") -> list[Pa
                     axis.fill_between(
                         thousands, band.low, band.high, color=style.colour, alpha=0.15, linewidth=0
                     )
-                ends = (curve.steps.tolist(), middle, band.low, band.high)
-                rows += [[simulator, curve.label, *values] for values in zip(*ends, strict=True)]
+                for step, *values in zip(curve.steps.tolist(), middle, band.low, band.high, strict=True):
+                    rows.append([simulator, curve.label, step, *map(known_number, values)])
         report.legend_below(figure, axes, columns=2)
     write_csv(folder / f"{name}.csv", ["simulator", "operator", "step", "return", "low", "high"], rows)
     return [folder / f"{name}.{kind}" for kind in ("png", "pdf", "csv")]

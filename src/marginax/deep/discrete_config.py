@@ -81,7 +81,7 @@ class QConfig(DiscreteConfig):
     replay_size: int = 10_000
     """Transitions the replay buffer holds, rounded down to whole blocks; the oldest are overwritten first."""
     random_steps: int | None = 0
-    """First steps, which take uniform random actions."""
+    """First steps, which take uniform random actions. None: 10,000, but at most a tenth of the run."""
     double: bool = True
     """Whether the target policy takes its best action by the learned Q, and its value from the target network."""
     target_every: int = 50
@@ -117,8 +117,10 @@ class QConfig(DiscreteConfig):
 
     def derived(self, steps: int) -> "QConfig":
         """The settings with what depends on the steps of the run filled in."""
-        most = steps // 2
-        return self if self.epsilon_steps is not None else dataclasses.replace(self, epsilon_steps=most)
+        ready = super().derived(steps)
+        if self.epsilon_steps is not None:
+            return ready
+        return dataclasses.replace(ready, epsilon_steps=steps // 2)
 
 
 _WITHOUT_EFFECT = (
@@ -173,7 +175,7 @@ class ActorCriticConfig(DiscreteConfig):
     replay_size: int = 12_800
     """Transitions the replay buffer holds, rounded down to whole blocks; the oldest are overwritten first."""
     random_steps: int | None = 0
-    """First steps, which take uniform random actions."""
+    """First steps, which take uniform random actions. None: 10,000, but at most a tenth of the run."""
 
     kind: ClassVar[str] = "actor-critic"
 

@@ -7,8 +7,10 @@ before it, so a file that was shortened, changed or removed is noticed; what was
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,25 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=-]+", "-", text)
 
 
+def check_slugs(name: str, texts: Iterable[str]) -> None:
+    """Raise `ValueError` if two texts would have the same name in files."""
+    seen: dict[str, str] = {}
+    for text in texts:
+        if (other := seen.get(slug(text))) is not None:
+            raise ValueError(
+                f"{name} must differ in names of files, but {other!r} and {text!r} are both {slug(text)!r} there."
+            )
+        seen[slug(text)] = text
+
+
 def agent_name(label: str, seed: int) -> str:
     """The name of an agent in names of files."""
     return f"{slug(label)}-seed-{seed}"
+
+
+def known_number(value: Any) -> float | None:
+    """A number as a line of metrics has it: None, JSON's null, for what is not finite."""
+    return float(value) if math.isfinite(value) else None
 
 
 def read_metrics(folder: Path, known: dict[str, Any] | None = None) -> list[dict[str, Any]]:
@@ -91,7 +109,7 @@ class MetricsLog:
     def write(self, lines: list[dict[str, Any]], speed: float) -> None:
         """Append lines; TensorBoard also gets the speed, in steps per second."""
         for line in lines:
-            self.file.write(json.dumps(line).encode() + b"\n")
+            self.file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
             self._show({**line, "speed": speed})
         self.file.flush()
         for board in (self.boards or {}).values():

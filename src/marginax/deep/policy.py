@@ -9,7 +9,7 @@ import numpy as np
 from marginax._files import load_arrays, save_arrays
 from marginax.deep.metrics import agent_name
 from marginax.simulators.policy import Layers, outputs, to_bounds
-from marginax.simulators.protocol import optional_import
+from marginax.simulators.protocol import Simulator, optional_import
 from marginax.simulators.registry import make
 
 
@@ -51,12 +51,31 @@ class Policy(NamedTuple):
             return np.argmax(found, axis=-1)
         return to_bounds(np.tanh(found), self.low, self.high)
 
+    def check_fits(self, name: str, simulator: Simulator) -> None:
+        """Raise `ValueError` if the policy cannot play a simulator."""
+        inputs = len(self.layers[0][0])
+        if inputs != simulator.observation_size:
+            raise ValueError(
+                f"the policy needs observations of {inputs} numbers, as {self.simulator!r} has them, "
+                f"but those of {name!r} have {simulator.observation_size}"
+            )
+        ours = _actions(self.num_actions, len(self.low))
+        if ours != (theirs := _actions(simulator.num_actions, simulator.action_size)):
+            raise ValueError(
+                f"the policy chooses {ours}, as {self.simulator!r} has them, but {name!r} has {theirs}"
+            )
+
     def save(self, path: Path) -> None:
         """Write the policy, whole or not at all."""
         arrays = {"low": self.low, "high": self.high, "scale": self.scale, "simulator": self.simulator}
         for i, (weight, bias) in enumerate(self.layers):
             arrays |= {f"weight_{i}": weight, f"bias_{i}": bias}
         save_arrays(path, arrays)
+
+
+def _actions(count: int | None, size: int) -> str:
+    """What the actions of a simulator are, in words."""
+    return f"actions of {size} numbers" if count is None else f"{count} discrete actions"
 
 
 def film(
@@ -91,8 +110,10 @@ def film(
         raise ValueError(f"video must end with .mp4 or .gif, got {str(video)!r}.")
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame draws, and would look for a sound card
     world = make(simulator, seed, allow_import=allow_import, render=True)
-    observation, frames, over = world.reset(), [], False
     try:
+        policy.check_fits(simulator, world)
+        policy = policy._replace(low=world.action_low, high=world.action_high)  # as it is evaluated
+        observation, frames, over = world.reset(), [], False
         frames.append(world.render())
         while not over:
             observation, _, terminated, truncated = world.step(policy(observation))

@@ -27,7 +27,7 @@ from marginax.deep.accelerated import DeviceLearner, DevicePool
 from marginax.deep.config import AgentConfig, TD3Config
 from marginax.deep.discrete_config import ActorCriticConfig, DiscreteConfig
 from marginax.deep.learner import AGENTS, Learner, Plan
-from marginax.deep.metrics import MetricsLog
+from marginax.deep.metrics import MetricsLog, known_number
 from marginax.deep.policy import Policy, policy_name
 from marginax.deep.run_config import PopulationConfig
 from marginax.simulators import AgentSpec, Pool, Transitions, make
@@ -290,7 +290,7 @@ class Population:
         for agent, (label, seed) in enumerate(self.config.agents):
             recent, learned = self._finished_returns[agent], np.array(self._learned[agent])
             line = {"operator": label, "seed": seed, "step": step, "return": None, "returns": None}
-            line["train_return"] = float(np.mean(recent)) if recent else None
+            line["train_return"] = known_number(np.mean(recent)) if recent else None
             line["failed_at"] = self.failures[agent]["step"] if agent in self.failures else None
             for name, values in zip(self.names, learned.T, strict=True):
                 known = values[np.isfinite(values)]
@@ -305,11 +305,11 @@ class Population:
         behind = len(self._pending) > len(self.config.agents)  # let the workers catch up
         for evaluation in self.pool.evaluations(wait_for_all=wait_for_all or behind):
             line = self._pending[evaluation.agent, evaluation.number]
-            line["return"] = float(np.mean(evaluation.returns))
-            line["returns"] = [float(x) for x in evaluation.returns]
+            line["return"] = known_number(np.mean(evaluation.returns))
+            line["returns"] = [known_number(x) for x in evaluation.returns]
         done = []
         for key in sorted(self._pending, key=lambda key: key[::-1]):
-            if self._pending[key]["return"] is None:
+            if self._pending[key]["returns"] is None:
                 break
             done.append(self._pending.pop(key))
         self.lines += done

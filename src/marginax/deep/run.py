@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import os
-import platform
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,9 +24,10 @@ from marginax._folders import Lock, fetch, opened, push, whereabouts
 from marginax.deep.checkpoint import MANIFEST, manifest, tidy
 from marginax.deep.metrics import agent_name, read_metrics
 from marginax.deep.run_config import PopulationConfig
+from marginax.deep.run_machine import on_accelerator, part_environment, spread_threads
 from marginax.engine import Engine, Task, processes
 from marginax.engine.interface import Sender
-from marginax.engine.processes import Channel, Child, cores
+from marginax.engine.processes import Child, cores
 
 SETTINGS = "run.json"
 _DEATHS = 5  # in a row, without a checkpoint in between
@@ -151,20 +149,6 @@ def run_seconds(folder: Path) -> float:
     return sum(each["meta"].get("seconds", 0.0) for each in found if each is not None)
 
 
-def on_accelerator() -> bool:
-    """Whether JAX would use an accelerator; asked in another process, so that this one does not take its memory."""
-    if os.environ.get("JAX_PLATFORMS", "") == "cpu" or not importlib.util.find_spec("jax_plugins"):
-        return False
-    with processes.start(_backend, name="backend") as child:
-        return child.wait() != "cpu"
-
-
-def _backend(_: Channel) -> str:
-    import jax
-
-    return jax.default_backend()
-
-
 def train(
     folder: Path,
     run: Run,
@@ -233,11 +217,13 @@ def train(
                 ready = processes.wait(list(running.values()), timeout=0.2)
                 for name, child in [(n, c) for n, c in running.items() if c in ready]:
                     try:
-                        listen(name, child.receive())
+                        message = child.receive()
+                        outcome[name]["step"] = message["step"]
+                        listen(name, message)
                     except EOFError:
                         end(name, child.result)
                     except processes.ProcessFailed as error:
-                        end(name, {**outcome[name], "state": "failed", "reason": str(error)})
+                        end(name, _failed(name, outcome[name], error))
                     except processes.ProcessDied as error:
                         fetch(folder / name)
                         step = status(folder / name, run.parts[name])["step"]
@@ -245,9 +231,7 @@ def train(
                         count = count + 1 if step == before else 1
                         deaths[name] = (step, count)
                         if count > _DEATHS or sigterm.seen:
-                            end(
-                                name, {**outcome[name], "step": step, "state": "failed", "reason": str(error)}
-                            )
+                            end(name, _failed(name, {**outcome[name], "step": step}, error))
                         else:
                             running.pop(name)
                             listen(name, {"state": "started again", "step": step, "reason": str(error)})
@@ -258,6 +242,11 @@ def train(
         if sigterm.seen:
             raise SystemExit(143)
     return outcome
+
+
+def _failed(name: str, found: dict[str, Any], error: Exception) -> dict[str, Any]:
+    """The status of a part whose process raised an error, which begins with the part's name."""
+    return {**found, "state": "failed", "reason": str(error).removeprefix(f"{name} failed: ")}
 
 
 def train_elsewhere(
@@ -300,12 +289,15 @@ def train_elsewhere(
             push(folder)
 
         def hear(task: Task, message: Any) -> None:
-            listen(task.name, {"state": "training"} if message == "started" else message)
+            if message == "started":
+                message = {"state": "training"}
+            outcome[task.name]["step"] = message.get("step", outcome[task.name]["step"])
+            listen(task.name, message)
 
         for found in engine.run(tasks, hear):
             name = found.task.name
-            failed = {**outcome[name], "state": "failed", "reason": str(found.error)}
-            outcome[name] = found.value if found.error is None else failed
+            error = found.error
+            outcome[name] = found.value if error is None else _failed(name, outcome[name], error)
             listen(name, outcome[name])
         for folder, _ in runs.values():
             fetch(folder)
@@ -380,9 +372,11 @@ def train_part(
                     speed = (marks[-1][1] - marks[0][1]) / max(marks[-1][0] - marks[0][0], 1e-9)
                     channel.send({"step": population.step, "speed": speed, "lines": lines})
 
-            population.run(
-                stop=stop, checkpoint_minutes=checkpoint_minutes, keep_replay=keep_replay, report=report
-            )
+            options: dict[str, Any] = {"checkpoint_minutes": checkpoint_minutes, "keep_replay": keep_replay}
+            try:
+                population.run(stop=stop, report=report, **options)
+            finally:  # where it failed, if it did
+                channel.send({"step": population.step})
         return status(place, settings)
 
 
@@ -407,44 +401,3 @@ def _patient_lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.__exit__(None, None, None)
-
-
-def part_environment(threads: int | None) -> dict[str, str]:
-    """Environment variables of a part's process, which on CPU has a number of threads.
-
-    XLA gives the same bits whatever the number of its threads; NumPy's matrix products need not, so they get one.
-    Compiled programs are kept in the user's cache, for other parts and for when a run is carried on: never in the
-    run's own folder, which may have come from somebody else.
-    """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    wanted = {
-        "JAX_COMPILATION_CACHE_DIR": str(cache / "marginax" / f"compiled-{platform.node()}"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
-    out = {name: os.environ.get(name, value) for name, value in wanted.items()}
-    out |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    if threads is not None:
-        out |= {"NPROC": str(max(1, threads)), "JAX_PLATFORMS": "cpu"}
-    return out
-
-
-def spread_threads() -> bool:
-    """Give each of XLA's threads a core of its own, if there are as many of them as cores; returns whether it did.
-
-    They wake one another, and Linux likes to run a thread on the core of the one that woke it: then all of them
-    may share one core for as long as the process lives. Nothing is done on other systems.
-    """
-    if sys.platform != "linux":
-        return False
-    threads = sorted(
-        int(path.parent.name)
-        for path in Path("/proc/self/task").glob("*/comm")
-        if path.read_text().strip() == "tf_XLAEigen"
-    )
-    places = sorted(os.sched_getaffinity(0))
-    if len(threads) != len(places):
-        return False
-    for thread, core in zip(threads, places, strict=True):
-        os.sched_setaffinity(thread, {core})
-    return True

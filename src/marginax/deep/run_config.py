@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marginax.deep.config import AgentConfig, TD3Config
+from marginax.deep.config import AgentConfig, TD3Config, as_plain
 from marginax.deep.discrete_config import ActorCriticConfig, QConfig
+from marginax.deep.metrics import check_slugs
 
 CONFIGS: dict[str, type[AgentConfig]] = {each.kind: each for each in (TD3Config, QConfig, ActorCriticConfig)}
 """The settings of every agent, by its name."""
@@ -40,13 +41,15 @@ class PopulationConfig:
     overlap: bool = False
 
     def __post_init__(self) -> None:
+        as_plain(self)
         if not self.groups or not self.seeds:
             raise ValueError("groups and seeds must not be empty.")
+        check_slugs("groups", self.groups)
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise ValueError(f"seeds must be different and not negative, got {list(self.seeds)}.")
         if self.episodes < 1:
             raise ValueError(f"episodes must be at least 1, got {self.episodes}.")
-        for name in ("kind", "update_every", "hidden", "copies", "time_feature"):
+        for name in ("kind", "update_every", "hidden", "filters", "copies", "time_feature"):
             found = {label: getattr(config, name, None) for label, config in self.groups.items()}
             if len(set(found.values())) > 1:
                 raise ValueError(f"{name} must be the same in all groups, got {found}.")

@@ -13,9 +13,10 @@ import tyro
 from marginax import report
 from marginax._checks import choice, last_given
 from marginax.deep.config import TD3_PRESETS, TD3Config
+from marginax.deep.metrics import check_slugs
 from marginax.deep.run_config import PopulationConfig
 from marginax.engine import Engine
-from marginax.experiments.runner import Arrays, Experiment, Part, flag
+from marginax.experiments.runner import Arrays, Experiment, Part, flag, smaller
 
 if TYPE_CHECKING:
     from marginax.deep.curves import Curve
@@ -145,6 +146,7 @@ class Control(Experiment):
                 )
         if self.seeds < 1 or not self.tasks:
             raise ValueError(f"seeds and tasks must not be empty, got {self.seeds} and {list(self.tasks)}.")
+        check_slugs("tasks", self.tasks)
         if not self.checkpoint_minutes > 0:
             raise ValueError(f"checkpoint-minutes must be above 0, got {self.checkpoint_minutes}.")
         if self.time_limit:
@@ -158,14 +160,10 @@ class Control(Experiment):
 
     def quick(self) -> "Control":
         """Pendulum with small networks: a few minutes on two cores."""
-        agent = dataclasses.replace(self.agent, hidden=(64, 64), random_steps=1000)
-        small: dict[str, Any] = {
-            "steps": 8000,
-            "evaluate_every": 1000,
-            "agent": agent,
-            "seeds": min(self.seeds, 3),
-        }
-        return dataclasses.replace(self, tasks=("Pendulum-v1",), **small)
+        start = type(self)(preset=self.preset)
+        agent = smaller(self.agent, start.agent, hidden=(64, 64), random_steps=1000)
+        first = smaller(self, start, tasks=("Pendulum-v1",), steps=8000, evaluate_every=1000)
+        return dataclasses.replace(first, agent=agent, seeds=min(self.seeds, 3))
 
     def settings(self) -> dict[str, Any]:
         """All that the numbers depend on, as plain data."""

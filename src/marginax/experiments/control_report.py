@@ -59,7 +59,8 @@ def table(task: str, found: Mapping[str, Curve]) -> list[tuple]:
     rows = []
     for operator, curve in found.items():
         last = {n: x[:, -max(1, x.shape[1] // 10) :] for n, x in curve.diagnostics.items()}
-        diagnostics = [float(_median(last[n])) for n in ("trace_mean", "weight_mean", "error_variance")]
+        typical = [float(_median(last[n])) for n in ("trace_mean", "weight_mean", "error_variance")]
+        diagnostics = ["" if np.isnan(x) else x for x in typical]
         size = (len(curve.seeds), int(curve.steps[-1]))
         cells = (_cell(curve.final), _cell(curve.area), failed[operator])
         rows.append((task, operator, *size, *cells, *diagnostics))

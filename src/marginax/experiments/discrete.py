@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 import tyro
 
+from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
-from marginax.deep.metrics import slug
-from marginax.experiments.runner import Arrays, Experiment, Part
+from marginax.deep.metrics import check_slugs, known_number, slug
+from marginax.experiments.runner import Arrays, Experiment, Part, smaller
 from marginax.statistics import bootstrap, interquartile_mean
 
 if TYPE_CHECKING:
@@ -83,6 +84,10 @@ class Discrete(Experiment):
     def __post_init__(self) -> None:
         if not self.games or not self.operators:
             raise ValueError("games and operators must not be empty")
+        for name in ("games", "operators", "actor_critic"):
+            check_slugs(name, getattr(self, name))
+        for name in ("frames", "evaluations", "environments"):
+            checks.count(name, getattr(self, name))
         block = self.environments * self.evaluations * (4 if self.ablation else 1)
         if self.frames % block:
             raise ValueError(
@@ -93,7 +98,6 @@ class Discrete(Experiment):
     def quick(self) -> "Discrete":
         """Noisy Catch with small networks, on two cores."""
         small: dict[str, Any] = {
-            "seeds": min(self.seeds, 5),
             "episodes": 100,
             "frames": 40_960,
             "environments": 16,
@@ -106,7 +110,7 @@ class Discrete(Experiment):
             "operators": ("one-step", "retrace", "marginalized"),
         }
         small |= {"games": ("grid/noisy-catch",), "ablation": "", "actor_critic": (), "evaluations": 8}
-        return dataclasses.replace(self, **small)
+        return dataclasses.replace(smaller(self, type(self)(), **small), seeds=min(self.seeds, 5))
 
     def population(
         self, game: str, variants: Mapping[str, Mapping[str, Any]], frames: int
@@ -269,7 +273,7 @@ class Discrete(Experiment):
             (
                 name.removeprefix(f"{slug(config.simulator)}-"),
                 *(config.simulator, variant, seed, int(step)),
-                *(float(data[name][column][g, i, t]) for column in ("return", *KEPT)),
+                *(known_number(data[name][column][g, i, t]) for column in ("return", *KEPT)),
             )
             for name, config in self.work().items()
             for g, variant in enumerate(config.groups)

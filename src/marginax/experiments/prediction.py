@@ -15,7 +15,7 @@ from marginax import report
 from marginax._files import write_csv
 from marginax.deep.metrics import slug
 from marginax.deep.run_config import Sizes
-from marginax.experiments.runner import Arrays, Experiment, Part
+from marginax.experiments.runner import Arrays, Experiment, Part, smaller
 from marginax.statistics import Interval, bootstrap
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ class Prediction(Sizes, Experiment):
 
     def quick(self) -> "Prediction":
         """One game of our own with small networks, for a first look on two cores."""
-        return dataclasses.replace(
+        small = smaller(
             self,
-            seeds=min(self.seeds, 3),
+            type(self)(),
             games=("grid/four-rooms",),
             decays=(0.9, 1.0),
             clips=(1.0, 2.0),
@@ -101,6 +101,7 @@ class Prediction(Sizes, Experiment):
             rollouts=64,
             improvements=8,
         )
+        return dataclasses.replace(small, seeds=min(self.seeds, 3))
 
     def grid(self) -> "list[Setting]":
         """All operators with their settings: one-step has none, and c̄ is that of traces made of ratios."""

@@ -17,7 +17,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 import rich.console
@@ -31,6 +31,7 @@ from marginax._folders import Lock, push
 from marginax.engine import Engine, Outcome, Task, using
 
 Arrays = dict[str, np.ndarray]
+S = TypeVar("S")
 PRESENTATION = (
     "_files",
     "_folders",
@@ -122,6 +123,18 @@ class Experiment(abc.ABC):
     @abc.abstractmethod
     def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
         """Writes figures and CSV files into `folder` and says what they show; `data` maps labels to arrays."""
+
+
+def smaller(settings: S, start: S, **small: Any) -> S:
+    """Settings with some for a first look, but for those that no longer are what they start as: they were asked for.
+
+    >>> from marginax.deep.config import TD3Config
+    >>> found = smaller(TD3Config(hidden=(32,)), TD3Config(), hidden=(64, 64), batch_size=32)
+    >>> found.hidden, found.batch_size
+    ((32,), 32)
+    """
+    kept = {name: value for name, value in small.items() if getattr(settings, name) == getattr(start, name)}
+    return dataclasses.replace(settings, **kept)  # type: ignore[type-var]
 
 
 def flag(name: str, value: Any) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -64,25 +65,26 @@ class GymnasiumSimulator:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self._environment = gymnasium.make(name, disable_env_checker=True, **mode)
-        except TypeError as error:
-            if render and "render_mode" in str(error):
-                raise ValueError(f"{name!r} cannot be drawn: it does not accept render_mode") from error
-            raise
         except gymnasium.error.Error as error:
             raise ValueError(f"name must be a simulator or a Gymnasium id, got {name!r}: {error}") from error
+        except Exception as error:
+            if render and isinstance(error, TypeError) and "render_mode" in str(error):
+                raise ValueError(f"{name!r} cannot be drawn: it does not accept render_mode") from error
+            kind = ImportError if isinstance(error, ImportError) else ValueError
+            raise kind(f"{name!r} cannot be made: {type(error).__name__}: {error}") from error
         try:
             self._read_spaces(name, gymnasium.spaces)
         except ValueError:
             self._environment.close()
             raise
-        spec = self._environment.spec
+        self._name, spec = name, self._environment.spec
         self.time_limit = int((spec and spec.max_episode_steps) or _DEFAULT_TIME_LIMIT)
         self._layers = list(_layers(self._environment))
         self._seed = seed
         self._episode = -1
         self._actions: list[np.ndarray] = []
         # PyBullet's very first reset differs from all later ones: take it now, so no episode depends on it.
-        self._environment.reset(seed=0)
+        self._reset(0)
         self._fresh = self._at_start = _layer_data(self._layers)
 
     def _read_spaces(self, name: str, spaces: Any) -> None:
@@ -128,8 +130,33 @@ class GymnasiumSimulator:
         self._episode += 1
         self._actions = []
         seed = np.random.SeedSequence((self._seed, self._episode)).generate_state(1, np.uint32)[0]
-        observation, _ = self._environment.reset(seed=int(seed))
-        return np.array(observation, np.float32)
+        return self._reset(int(seed))
+
+    def _reset(self, seed: int) -> np.ndarray:
+        expected = "reset must accept a seed and return (observation, info)"
+        try:
+            found = self._environment.reset(seed=seed)
+        except (TypeError, ValueError) as error:
+            if "argument 'seed'" in str(error) or _of_a_wrapper(error):
+                raise self._misfit(expected) from error
+            raise
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise self._misfit(expected)
+        return self._observed(found[0])
+
+    def _observed(self, observation: Any) -> np.ndarray:
+        found = np.array(observation, np.float32)
+        if found.shape != (self.observation_size,):
+            raise ValueError(
+                f"{self._name!r} must return observations of the shape of its observation_space, "
+                f"{(self.observation_size,)}, got {found.shape}"
+            )
+        return found
+
+    def _misfit(self, expected: str) -> ValueError:
+        return ValueError(
+            f"{self._name!r} does not have Gymnasium's interface, but perhaps old Gym's: {expected}"
+        )
 
     def step(self, action: np.ndarray | np.integer | int) -> tuple[np.ndarray, float, bool, bool]:
         """One step of the environment, on a copy of the action; a discrete action is its index from 0."""
@@ -143,9 +170,16 @@ class GymnasiumSimulator:
                 raise RuntimeError(f"action must be finite, got {kept!r} at step {len(self._actions)}")
             given = kept.copy()  # an environment may write into it
         self._actions.append(kept)
-        observation, reward, terminated, truncated, _ = self._environment.step(given)
+        try:
+            observation, reward, terminated, truncated, _ = self._environment.step(given)
+        except ValueError as error:
+            if _of_a_wrapper(error):
+                raise self._misfit(
+                    "step must return (observation, reward, terminated, truncated, info)"
+                ) from error
+            raise
         truncated = bool(truncated) or len(self._actions) >= self.time_limit
-        return np.array(observation, np.float32), float(reward), bool(terminated), truncated
+        return self._observed(observation), float(reward), bool(terminated), truncated
 
     def get_state(self) -> dict[str, Any]:
         """The episode's number and actions, and the data of every layer at its start."""
@@ -185,6 +219,13 @@ class GymnasiumSimulator:
     def close(self) -> None:
         """Free the environment."""
         self._environment.close()
+
+
+def _of_a_wrapper(error: Exception) -> bool:
+    """Whether an answer could not be taken apart here or in a wrapper, so that it is not the environment's own error."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    module = frame.f_globals["__name__"]
+    return "to unpack" in str(error) and module.startswith((__name__, "gymnasium.wrappers"))
 
 
 def resumes_exactly(name: str, make: Any) -> bool:

@@ -82,8 +82,14 @@ def make(name: str, seed: int, *, allow_import: bool = False, render: bool = Fal
 
 
 def check_actions(name: str, simulator: Simulator, *, discrete: bool, command: str = "") -> None:
-    """Refuse a simulator whose actions an agent cannot choose, and name the command that can."""
+    """Refuse a simulator whose actions an agent cannot choose, and name the command that can.
+
+    An environment of Gymnasium takes a step as well: what it returns may not fit either.
+    """
     if discrete == (simulator.num_actions is not None):
+        if isinstance(simulator, GymnasiumSimulator):
+            simulator.reset()
+            simulator.step(simulator.action_low)
         return
     kinds = "actions in a box", f"{simulator.num_actions} discrete actions"
     has, needs = (kinds[0], "discrete actions") if discrete else (kinds[1], kinds[0])
