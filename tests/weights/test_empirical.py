@@ -89,6 +89,29 @@ def test_both_forms_read_the_same_model_from_few_data(unseen):
     np.testing.assert_allclose(found.initial, host.starts / host.starts.sum())
 
 
+@pytest.mark.parametrize("prior", [0.0, 0.1])
+def test_the_mdp_of_jax_counts_is_made_in_double_precision(prior):
+    """Against frequencies by division of whole numbers; thirds and pseudo-counts of 0.1 have no exact single-precision number."""
+    data = batch(horizon=30)
+    expected = counted(data)
+    successors = expected["successors"] + prior
+    visits = expected["visits"] + 5 * prior
+    ended = expected["visits"] - expected["successors"].sum(axis=-1)
+    mdp = EmpiricalMDP.empty(5, 2, dense=True).update(data).with_prior(prior).mdp(0.9)
+    np.testing.assert_allclose(mdp.p, successors / visits[..., None], rtol=1e-6)
+    np.testing.assert_allclose(mdp.p.sum(axis=-1), 1 - ended / visits, rtol=0, atol=1e-8 if prior else 1e-15)
+    np.testing.assert_array_equal(mdp.termination > 0, ended > 0)
+
+
+def test_a_behaviour_policy_in_single_precision_leaves_no_mass_behind():
+    counts = EmpiricalMDP.empty(2, 3).add([0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 0, 1], ended=[False] * 4)
+    mdp = counts.mdp(0.9, unseen="average", mu=np.array([[0.1, 0.6, 0.3], [0.3, 0.4, 0.3]], np.float32))
+    np.testing.assert_allclose(mdp.p[0, 2], [1 / 7, 6 / 7], rtol=1e-6)
+    np.testing.assert_allclose(mdp.p.sum(axis=-1), 1, rtol=0, atol=1e-15)
+    with pytest.raises(ValueError, match=r"mu must have shape \(2, 3\), got \(2, 2\)"):
+        counts.mdp(0.9, unseen="average", mu=np.full((2, 2), 0.5))
+
+
 def test_what_an_unseen_pair_does_is_a_choice():
     """In state 0 actions 0 and 1 were taken, never 2; state 1 was never left."""
     counts = EmpiricalMDP.empty(2, 3).add([0, 0, 0], [0, 0, 1], [0, 1, 1], ended=[False] * 3)

@@ -300,7 +300,11 @@ class EmpiricalMDP(eqx.Module):
 
     def _shares(self, mu: Any) -> Any:
         """μ among the actions that were taken, `[S, A]`; zero in states that were never left."""
-        seen = np.where(self.support, mu, 0.0) if not self.dense else jnp.where(self.support, mu, 0)
+        seen: Any
+        if self.dense:
+            seen = jnp.where(self.support, mu, 0)
+        else:
+            seen = np.where(self.support, checks.array("mu", mu, self.visits.shape), 0.0)
         return _ratio(seen, seen.sum(axis=1, keepdims=True))
 
     def rewards(self) -> Any:
@@ -327,7 +331,9 @@ class EmpiricalMDP(eqx.Module):
         return mean / array.maximum(mean.sum(axis=1, keepdims=True), 1.0)
 
     def mdp(self, discount: float, *, unseen: str = "end", mu: Any = None) -> TabularMDP:
-        """The empirical MDP with exact values, on the host: p̂, r̂ and the frequencies of starts (uniform if there are none).
+        """The empirical MDP with exact values, on the host and in double precision: p̂, r̂ and the frequencies of starts.
+
+        Starts are uniform if none were counted.
 
         Args:
             discount: γ.
@@ -338,15 +344,20 @@ class EmpiricalMDP(eqx.Module):
         >>> counts.mdp(0.5).v_values([[1.0]])
         array([1.33333333])
         """
-        s, a = self.visits.shape
-        p = self.transitions(unseen, mu)
-        if self.dense:
-            p = np.asarray(p, np.float64)
-        elif s * a * s <= DENSE_ENTRIES or p.nnz > 0.1 * s * a * s:
+        counts = self._on_host() if self.dense else self
+        s, a = counts.visits.shape
+        p = counts.transitions(unseen, mu)
+        if self.dense or s * a * s <= DENSE_ENTRIES or p.nnz > 0.1 * s * a * s:
             p = p.toarray().reshape(s, a, s)
-        starts = np.asarray(self.starts, np.float64)
-        initial = starts / starts.sum() if starts.any() else None
-        return TabularMDP(p, np.asarray(self.rewards(), np.float64), discount, initial)
+        initial = counts.starts / counts.starts.sum() if counts.starts.any() else None
+        return TabularMDP(p, counts.rewards(), discount, initial)
+
+    def _on_host(self) -> "EmpiricalMDP":
+        """The dense form as the other one. In single precision pseudo-counts are rounded, but visits that ended are whole."""
+        visits, successors, *others = (np.asarray(field, np.float64) for field in jax.tree.leaves(self))
+        went_on = successors.sum(axis=-1)
+        table = sp.csr_array(successors.reshape(visits.size, -1))
+        return EmpiricalMDP(went_on + np.round(visits - went_on), table, *others)
 
 
 def estimate_behaviour(
