@@ -30,6 +30,7 @@ __all__ = [
     "row_of",
     "rows_of",
     "start_of",
+    "traces_along",
     "traces_of",
 ]
 
@@ -67,17 +68,33 @@ def read_steps(trajectories: Trajectory) -> Steps:
     def rows(field: Array | np.ndarray) -> Array:
         return jnp.asarray(field).reshape(-1, field.shape[-1])
 
+    def indices(kept: Array, field: Array | np.ndarray) -> Array:
+        return jnp.where(
+            kept, rows(field).astype(jnp.int32), 0
+        )  # the number of a pair may need more than 8 bits
+
     valid = rows(trajectories.valid)
     arrives = valid & (rows(trajectories.discounts) != 0)
     next_valid = jnp.concatenate([valid[:, 1:], jnp.zeros_like(valid[:, :1])], axis=1)
     return Steps(
-        states=jnp.where(valid, rows(trajectories.states), 0),
-        actions=jnp.where(valid, rows(trajectories.actions), 0),
-        next_states=jnp.where(arrives, rows(trajectories.next_states), 0),
+        states=indices(valid, trajectories.states),
+        actions=indices(valid, trajectories.actions),
+        next_states=indices(arrives, trajectories.next_states),
         valid=valid,
         arrives=arrives,
         follows=arrives & ~rows(trajectories.truncated) & next_valid,
     )
+
+
+def traces_along(steps: Steps, c: Float[Array, "S A"]) -> Float[Array, "B T"]:
+    """``c(x_t, a_t)`` of every step; all NaN if a step lies outside of the table, which cannot be refused under ``jit``."""
+    outside = [
+        ((index < 0) | (index >= size)).any()
+        for index, size in zip(
+            (steps.states, steps.next_states, steps.actions), (*c.shape[:1] * 2, c.shape[1]), strict=True
+        )
+    ]
+    return jnp.where(jnp.stack(outside).any(), jnp.nan, c[steps.states, steps.actions])
 
 
 class Links(NamedTuple):
@@ -105,7 +122,7 @@ def link_steps(
 ) -> Links:
     """Reads what sums over starts and later visits need; works under ``jit``."""
     steps, table = read_steps(trajectories), jnp.asarray(c, discount.dtype)
-    traces = table[steps.states, steps.actions]
+    traces = traces_along(steps, table)
     discounted = jnp.where(steps.follows, discount, 0)
     start = steps.states if on_states else steps.states * table.shape[1] + steps.actions
     return Links(
@@ -205,9 +222,9 @@ def _updated_weights(estimator: Any, trajectories: Trajectory, c: Array) -> Arra
 
 
 def divide(numerator: Array, denominator: Array) -> Array:
-    """Entry by entry; zero where nothing was met."""
-    met = denominator > 0
-    return jnp.where(met, numerator / jnp.where(met, denominator, 1), 0)
+    """Entry by entry; zero where nothing was met, NaN where that is not known."""
+    empty = denominator <= 0
+    return jnp.where(empty, 0, numerator / jnp.where(empty, 1, denominator))
 
 
 def eliminate(system: Float[Array, "k k_and_one"]) -> Float[Array, "k"]:

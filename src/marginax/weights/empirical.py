@@ -165,7 +165,8 @@ class EmpiricalMDP(eqx.Module):
 
         Raises:
             ValueError: for arrays of different shapes; on the host, for an index outside the tables, and if only a part of the
-                data has behaviour probabilities.
+                data has behaviour probabilities. In the dense form an index outside makes the frequencies of all pairs NaN that
+                the call counts.
         """
         columns = {"actions": actions, "next_states": next_states, "ended": ended, "rewards": rewards}
         columns |= {"first": first, "behaviour": behaviour, "valid": valid}
@@ -215,7 +216,13 @@ class EmpiricalMDP(eqx.Module):
         x, a, y, ended = jnp.asarray(x), jnp.asarray(a), jnp.asarray(y), jnp.asarray(ended, bool)
         counted = jnp.ones(x.shape, bool) if valid is None else jnp.asarray(valid, bool)
         goes_on = counted & ~ended
-        x, a, y = jnp.where(counted, x, 0), jnp.where(counted, a, 0), jnp.where(goes_on, y, 0)
+        indices = [
+            jnp.where(kept, i.astype(jnp.int32), 0) for i, kept in ((x, counted), (a, counted), (y, goes_on))
+        ]
+        x, a, y = (jnp.clip(i, 0, n - 1) for i, n in zip(indices, self.successors.shape, strict=True))
+        # What lies outside of the tables cannot be refused under `jit`: then nothing is known about any pair of this batch.
+        outside = jnp.stack([i != place for i, place in zip(indices, (x, a, y), strict=True)]).any()
+        known = jnp.where(outside, jnp.nan, jnp.ones((), dtype))
 
         def added(table: Any, values: Any) -> Array:
             if values is None:
@@ -227,7 +234,7 @@ class EmpiricalMDP(eqx.Module):
             begins = begins.at[x].add((counted & jnp.asarray(first, bool)).astype(dtype))
         return EmpiricalMDP(
             added(self.visits, jnp.ones(x.shape)),
-            self.successors.at[x, a, y].add(goes_on.astype(dtype)),
+            self.successors.at[x, a, y].add(goes_on * known),
             added(self.reward_sums, rewards),
             begins,
             added(self.behaviour_sums, behaviour),

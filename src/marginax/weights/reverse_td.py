@@ -36,6 +36,7 @@ from marginax.weights._data import (
     read_steps,
     row_of,
     rows_of,
+    traces_along,
 )
 
 __all__ = ["ReverseTD", "reverse_td"]
@@ -121,7 +122,7 @@ class ReverseTD(eqx.Module):
         """The estimator after more trajectories, fields `[..., T]`, with traces `c[S, A]`."""
         links = link_steps(trajectories, c, self.discount, self.on_states, paths=True)
         steps, rows = read_steps(trajectories), self.visits.shape[1]
-        traces = jnp.asarray(c, self.flows.dtype)[steps.states, steps.actions]
+        traces = traces_along(steps, jnp.asarray(c, self.flows.dtype))
         row = rows_of(links, rows, self.start)
 
         def step(carry: Any, now: tuple[Array, ...]) -> tuple[Any, None]:
