@@ -160,6 +160,16 @@ def test_arrays_of_different_lengths_are_refused(name, dense):
         EmpiricalMDP.empty(2, 1, dense=dense).add([0, 1], **columns)
 
 
+@pytest.mark.parametrize("dense", [False, True], ids=["host", "dense"])
+def test_indices_are_integers_and_may_be_none(dense):
+    empty = EmpiricalMDP.empty(2, 1, dense=dense)
+    for name in ("states", "actions", "next_states"):
+        columns = {"states": [1], "actions": [0], "next_states": [1], "ended": [False], name: [0.7]}
+        with pytest.raises(ValueError, match=f"{name} must be whole numbers, got float64"):
+            empty.add(**columns)
+    assert not empty.add([], [], [], ended=[], rewards=[], first=[]).visits.any()
+
+
 def test_bad_data_are_refused():
     empty = EmpiricalMDP.empty(2, 1)
     logged, not_logged = empty.add([0], [0], [0], [False], behaviour=[1.0]), empty.add([0], [0], [0], [False])
@@ -169,6 +179,8 @@ def test_bad_data_are_refused():
     assert logged.merge(empty).has_behaviour and empty.merge(logged).has_behaviour
     with pytest.raises(ValueError, match=r"next_states must lie in range\(2\), but one of them is 2"):
         empty.add([0], [0], [2], ended=[False])
+    with pytest.raises(ValueError, match=r"states must be a flat array \[N\], got shape \(1, 1\)"):
+        empty.add([[0]], [[0]], [[0]], ended=[[False]])
     empty.add([0], [0], [2], ended=[True])  # what follows the end is not read
     with pytest.raises(ValueError, match="behaviour probabilities are present in one part"):
         not_logged.add([0], [0], [0], [False], behaviour=[1.0])

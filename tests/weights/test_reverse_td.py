@@ -174,6 +174,24 @@ def test_a_step_outside_of_the_tables_leaves_no_weights_that_look_right(kind, fi
         assert np.isnan(np.asarray(weights(spoiled))[met]).all()
 
 
+@pytest.mark.parametrize("kind", [CertaintyEquivalence, MonteCarlo, ReverseTD, Regression])
+def test_every_incremental_form_checks_its_traces_and_its_data(kind):
+    states, actions = MU.shape
+    estimator = kind.init(np.eye(states) if kind is Regression else states, actions, 0.9)
+    for wrong in (np.ones((states, actions + 1)), np.ones(actions)):
+        with pytest.raises(ValueError, match="c must have shape"):
+            estimator.update(batch(), C).weights(wrong)
+        if kind is not CertaintyEquivalence:  # whose counts do not depend on traces
+            with pytest.raises(ValueError, match="c must have shape"):
+                estimator.update(batch(), wrong)
+    if kind in (MonteCarlo, Regression):
+        with pytest.raises(ValueError, match="c is needed"):
+            estimator.update(batch(), C).weights()
+    data = eqx.tree_at(lambda t: t.states, batch(), batch().states + 0.7)
+    with pytest.raises(ValueError, match=r"trajectories\.states must be whole numbers, got float32"):
+        estimator.update(data, C)
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 def test_pairs_are_counted_beyond_what_8_bits_hold(dtype):
     mdp, pi, mu = mx.problems.garnet(100, 4, 2, seed=0)

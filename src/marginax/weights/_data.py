@@ -30,6 +30,7 @@ __all__ = [
     "row_of",
     "rows_of",
     "start_of",
+    "table_of",
     "traces_along",
     "traces_of",
 ]
@@ -68,7 +69,10 @@ def read_steps(trajectories: Trajectory) -> Steps:
     def rows(field: Array | np.ndarray) -> Array:
         return jnp.asarray(field).reshape(-1, field.shape[-1])
 
-    def indices(kept: Array, field: Array | np.ndarray) -> Array:
+    def indices(kept: Array, name: str) -> Array:
+        field = getattr(trajectories, name)
+        if field.dtype.kind not in "iu":
+            raise ValueError(f"trajectories.{name} must be whole numbers, got {field.dtype}")
         return jnp.where(
             kept, rows(field).astype(jnp.int32), 0
         )  # the number of a pair may need more than 8 bits
@@ -77,9 +81,9 @@ def read_steps(trajectories: Trajectory) -> Steps:
     arrives = valid & (rows(trajectories.discounts) != 0)
     next_valid = jnp.concatenate([valid[:, 1:], jnp.zeros_like(valid[:, :1])], axis=1)
     return Steps(
-        states=indices(valid, trajectories.states),
-        actions=indices(valid, trajectories.actions),
-        next_states=indices(arrives, trajectories.next_states),
+        states=indices(valid, "states"),
+        actions=indices(valid, "actions"),
+        next_states=indices(arrives, "next_states"),
         valid=valid,
         arrives=arrives,
         follows=arrives & ~rows(trajectories.truncated) & next_valid,
@@ -118,10 +122,10 @@ class Links(NamedTuple):
 
 
 def link_steps(
-    trajectories: Trajectory, c: ArrayLike, discount: Array, on_states: bool, paths: bool = False
+    trajectories: Trajectory, c: ArrayLike, discount: Array, shape: tuple[int, ...], paths: bool = False
 ) -> Links:
-    """Reads what sums over starts and later visits need; works under ``jit``."""
-    steps, table = read_steps(trajectories), jnp.asarray(c, discount.dtype)
+    """Reads what sums over starts and later visits need, for an estimator of shape ``(S, A)`` or ``(S,)``; works under ``jit``."""
+    steps, table, on_states = read_steps(trajectories), table_of(c, shape, discount.dtype), len(shape) == 1
     traces = traces_along(steps, table)
     discounted = jnp.where(steps.follows, discount, 0)
     start = steps.states if on_states else steps.states * table.shape[1] + steps.actions
@@ -134,6 +138,15 @@ def link_steps(
         discounted=discounted,
         traced=discounted * (traces if on_states else jnp.roll(traces, -1, axis=1)),
     )
+
+
+def table_of(c: ArrayLike | None, shape: tuple[int, ...], dtype: Any) -> Float[Array, "S A"]:
+    """Traces as an estimator of shape ``(S, A)`` or ``(S,)`` reads them; works under ``jit``."""
+    if c is None:
+        raise ValueError("c is needed: the traces [S, A] that the weights are those of")
+    table = jnp.asarray(c, dtype)
+    checks.shaped("c", table.shape, shape if len(shape) == 2 else (*shape, None))
+    return table
 
 
 def traces_of(c: ArrayLike) -> FloatArray:

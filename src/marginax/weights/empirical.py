@@ -164,7 +164,7 @@ class EmpiricalMDP(eqx.Module):
             valid: which transitions count, for padding and for folds; all when omitted.
 
         Raises:
-            ValueError: for arrays of different shapes; on the host, for an index outside the tables, and if only a part of the
+            ValueError: for arrays of different shapes, and for indices that are no integers; on the host, for an index outside the tables, and if only a part of the
                 data has behaviour probabilities. In the dense form an index outside makes the frequencies of all pairs NaN that
                 the call counts.
         """
@@ -175,14 +175,22 @@ class EmpiricalMDP(eqx.Module):
                 raise ValueError(
                     f"{name} must have the shape of states, {np.shape(states)}, got {np.shape(values)}"
                 )
+        for name, values in {"states": states, "actions": actions, "next_states": next_states}.items():
+            array: Any = values if isinstance(values, jax.Array) else np.asarray(values)
+            if array.size and array.dtype.kind not in "biu":
+                raise ValueError(f"{name} must be whole numbers, got {array.dtype}")
         if self.dense:
             return self._add_dense(states, actions, next_states, ended, valid, rewards, first, behaviour)
         kept = slice(None) if valid is None else np.asarray(valid, bool)
 
+        if np.ndim(states) != 1:
+            raise ValueError(f"states must be a flat array [N], got shape {np.shape(states)}")
+
         def column(values: ArrayLike, kind: type | None = None) -> Any:
             return np.asarray(values, kind)[kept]
 
-        x, a, y, goes_on = column(states), column(actions), column(next_states), ~column(ended, bool)
+        x, a, y = (column(values, np.int64) for values in (states, actions, next_states))
+        goes_on = ~column(ended, bool)
         s, k = self.visits.shape
         for name, values, size in (("states", x, s), ("actions", a, k), ("next_states", y[goes_on], s)):
             if values.size and (values.min() < 0 or values.max() >= size):
@@ -190,7 +198,7 @@ class EmpiricalMDP(eqx.Module):
                 raise ValueError(f"{name} must lie in range({size}), but one of them is {bad}")
         if x.size:
             self._check_logged(behaviour is not None)
-        pair = x.astype(np.int64) * k + a
+        pair = x * k + a
 
         def sums(weights: Any = None) -> np.ndarray:
             return np.bincount(pair, weights, minlength=s * k).reshape(s, k)
