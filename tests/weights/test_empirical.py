@@ -190,3 +190,14 @@ def test_bad_data_are_refused():
         empty.merge(EmpiricalMDP.empty(3, 1))
     with pytest.raises(ValueError, match="valid step"):
         estimate_behaviour(jax.tree.map(lambda f: f[:0], batch()), 5, 2)
+
+
+def test_a_discount_in_double_precision_is_read_to_its_last_digit():
+    """In single precision 0.123456789 would be 0.12345679, and the other one 1, which is refused."""
+    for gamma in (0.123456789, 1 - 1e-9):
+        one = np.ones(2)
+        data = mx.trajectories.Trajectory(
+            np.arange(2), np.zeros(2, int), one, gamma * one, np.array([1, 0]), one < 0, None, one > 0
+        )
+        _, info = mx.weights.certainty_equivalence(data, np.ones((2, 1)), return_info=True)
+        assert info.discount == gamma

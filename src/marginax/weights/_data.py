@@ -166,7 +166,8 @@ def discount_of(trajectories: Trajectory, discount: float | None, num_states: in
     if valid.ndim < 1 or not valid.any():
         raise ValueError(f"trajectories must hold at least one valid step, got shape {valid.shape}")
     checks.steps(trajectories, num_states, num_actions)
-    discounts = np.asarray(trajectories.discounts, dtype=np.float64)
+    held = np.asarray(trajectories.discounts)
+    discounts = held.astype(np.float64)
     alive = valid & (discounts != 0)
     if not alive.any():
         return 0.0 if given is None else given
@@ -176,7 +177,8 @@ def discount_of(trajectories: Trajectory, discount: float | None, num_states: in
             f"trajectories.discounts must be 0 or one value, but they hold both {least} and {most}"
         )
     if given is None:
-        return checks.discount(_shortest(most), "trajectories.discounts")
+        meant = float(most) if held.dtype == np.float64 else _shortest(most)
+        return checks.discount(meant, "trajectories.discounts")
     if abs(given - most) > 1e-6:
         raise ValueError(f"discount = {given} but trajectories.discounts hold {most}")
     return given
