@@ -241,3 +241,13 @@ def test_states_that_32_bits_do_not_hold_are_refused():
 def test_behaviour_probabilities_of_1_may_be_integers():
     episode = {"observations": [0, 1], "actions": [0], "rewards": [0.0], "terminated": True, "behaviour": [1]}
     np.testing.assert_array_equal(from_episodes([episode], 0.9).behaviour, [[1.0]])
+
+
+def test_a_trajectory_takes_flags_of_0_and_1():
+    mdp, _, mu = mx.problems.garnet(5, 2, 2, seed=0, termination=0.1)
+    batch = jax.tree.map(np.asarray, sample(mdp, mu, jax.random.key(0), episodes=9, horizon=12))
+    fields = {name: getattr(batch, name) for name in vars(batch)}
+    same = Trajectory(**fields | {name: fields[name].astype(np.uint8) for name in ("valid", "truncated")})
+    assert len(to_episodes(same)) == len(to_episodes(batch)) == 9
+    counts = [mx.weights.EmpiricalMDP.empty(5, 2).update(data).starts for data in (same, batch)]
+    np.testing.assert_array_equal(*counts)

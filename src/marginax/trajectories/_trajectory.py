@@ -1,12 +1,18 @@
 """`Trajectory`, and the lookups that turn one and some tables into the arrays that targets take."""
 
 from functools import reduce
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import ArrayLike
+
+
+def _flags(value: Any) -> Any:
+    """Flags that may come as 0 and 1, of which `~` would make -1 and -2."""
+    return value.astype(bool) if hasattr(value, "astype") and value.dtype != bool else value
 
 
 class Trajectory(eqx.Module):
@@ -23,7 +29,7 @@ class Trajectory(eqx.Module):
         discounts: γ, or 0 where step `t` ended the episode.
         next_states: `x_{t+1}`, int32, the true successor also where truncated; some valid index after a
             terminal step.
-        truncated: whether the episode was cut off after step `t`.
+        truncated: whether the episode was cut off after step `t`; flags may be given as 0 and 1.
         behaviour: `μ(a_t|x_t)`, or None where unknown.
         valid: False for padding, which nothing may read.
 
@@ -38,9 +44,9 @@ class Trajectory(eqx.Module):
     rewards: Float[Array, "*batch T"] | Float[np.ndarray, "*batch T"]
     discounts: Float[Array, "*batch T"] | Float[np.ndarray, "*batch T"]
     next_states: Int[Array, "*batch T"] | Int[np.ndarray, "*batch T"]
-    truncated: Bool[Array, "*batch T"] | Bool[np.ndarray, "*batch T"]
+    truncated: Bool[Array, "*batch T"] | Bool[np.ndarray, "*batch T"] = eqx.field(converter=_flags)
     behaviour: Float[Array, "*batch T"] | Float[np.ndarray, "*batch T"] | None
-    valid: Bool[Array, "*batch T"] | Bool[np.ndarray, "*batch T"]
+    valid: Bool[Array, "*batch T"] | Bool[np.ndarray, "*batch T"] = eqx.field(converter=_flags)
 
     @property
     def ends(self) -> Array | np.ndarray:
