@@ -217,6 +217,27 @@ def test_policies_and_transitions_in_single_precision_are_accepted():
         single.q_values(jnp.asarray(pi, jnp.float32) * 1.001)
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda p: p.astype(np.float32),
+        lambda p: [[jnp.asarray(row, jnp.float32) for row in rows] for rows in p],
+        lambda p: sp.csr_array(p.reshape(-1, 7).astype(np.float32)),
+        lambda p: p * (1 + 5e-9),
+    ],
+    ids=["float32", "list", "sparse", "off by a little"],
+)
+def test_rows_that_sum_to_1_up_to_rounding_lose_and_gain_nothing(form):
+    """A reward of 1 for ever is worth 1 / (1-γ); an error of 1e-7 in every row would miss 1e-4 of it."""
+    generator = np.random.default_rng(0)
+    p, pi = generator.dirichlet(np.ones(7), size=(7, 3)), np.tile([0.0, 0.3, 0.7], (7, 1))
+    p[:, 0] *= 0.5  # action 0 may end the episode
+    mdp = TabularMDP(form(p), np.ones((7, 3)), 0.999)
+    np.testing.assert_allclose(mdp.v_values(pi.astype(np.float32)), 1000, rtol=1e-11)
+    np.testing.assert_allclose(mdp.v_values(pi * (1 + 5e-9)), 1000, rtol=1e-11)
+    np.testing.assert_allclose(mdp.termination, np.repeat([[0.5, 0, 0]], 7, axis=0), atol=1e-6)
+
+
 def test_inputs_are_copied():
     r = np.array(R, dtype=float)
     mdp = TabularMDP(P, r, 0.9)

@@ -499,3 +499,24 @@ def test_a_large_open_world_needs_no_matrix_of_pairs(monkeypatch):
         op.residual()
     with pytest.raises(MemoryError):
         op.credit()
+
+
+def test_operators_are_compared_as_objects():
+    mdp, pi, mu = library.chain(n=3, actions=2)
+    one, other = one_step(mdp, pi), one_step(mdp, pi)
+    assert one == one and one != other and other in [one, other] and len({one, other}) == 2
+    first, second = (multi_step(mdp, pi, mu, traces.retrace(pi, mu)) for _ in range(2))
+    assert first.bellman != second.bellman and first.credit_form != second.credit_form
+
+
+@pytest.mark.parametrize(
+    "other", [np.ones((3, 2)), [[1.0]], 3, None], ids=["array", "list", "number", "None"]
+)
+def test_an_operator_composes_with_operators_only(other):
+    mdp, pi, _ = library.chain(n=3, actions=2)
+    with pytest.raises(
+        TypeError, match=r"other must be an Operator, got \w+: operator\(q\) applies it to values"
+    ):
+        one_step(mdp, pi) @ other
+    with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for @"):
+        other @ one_step(mdp, pi)

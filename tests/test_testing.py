@@ -127,3 +127,15 @@ def test_an_error_and_a_wrong_shape_are_rows_of_the_report():
 def test_another_name_is_refused():
     with pytest.raises(ValueError, match="algorithm must be one of retrace, vtrace"):
         check_targets(our_retrace, "sarsa")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("clip", -1.0), ("rho_clip", np.nan), ("decay", 2), ("steps", 0)),
+        *(("discount", 0.0), ("discount", 2), ("tolerance", 0.0)),
+    ],
+)
+def test_settings_that_make_no_target_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must"):
+        check_targets(lambda **arrays: arrays["rewards"], "retrace", **{name: value})

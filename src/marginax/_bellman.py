@@ -52,7 +52,7 @@ class Bellman(ABC):
         """The q with ``A q = b``."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PairBellman(Bellman):
     """``A = I - γ P^π`` on pairs, ``b = r``."""
 
@@ -87,7 +87,7 @@ class PairBellman(Bellman):
         return self.mdp.q_values(self.pi)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StateBellman(Bellman):
     """``A = diag(ρ̄) - γ P^{ρμ}`` on states with ``ρ̄(x) = Σ_a μ ρ``, and ``b = Σ_a μ ρ r``."""
 

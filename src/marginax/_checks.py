@@ -13,6 +13,9 @@ TOLERANCE = 1e-8
 SINGLE_TOLERANCE = 1e-5
 """The same for probabilities that come in single precision, such as the policies of a JAX program."""
 
+ROUNDING = 1e-12
+"""How far a sum of probabilities may lie from 1 in double precision."""
+
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -64,13 +67,13 @@ def non_negative(name: str, values: np.ndarray) -> None:
 
 def tolerance(value: object) -> float:
     """How far sums of the probabilities in ``value`` may lie from 1: more where they come in single precision."""
-    dtype = getattr(value, "dtype", None)
-    single = dtype is not None and np.dtype(dtype).itemsize < 8 and np.dtype(dtype).kind not in "biu"
+    dtype = np.dtype(value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype)
+    single = dtype.itemsize < 8 and dtype.kind not in "biu"
     return SINGLE_TOLERANCE if single else TOLERANCE
 
 
 def distribution(name: str, value: ArrayLike, shape: Sequence[int | None]) -> FloatArray:
-    """Returns ``value`` as probabilities: non-negative, summing to 1 along the last axis."""
+    """Returns ``value`` as probabilities: non-negative, summing to 1 along the last axis, to which sums close to it are scaled."""
     result = array(name, value, shape)
     non_negative(name, result)
     sums = result.sum(axis=-1)
@@ -80,9 +83,7 @@ def distribution(name: str, value: ArrayLike, shape: Sequence[int | None]) -> Fl
         raise ValueError(
             f"{name} must sum to 1, but {name}{where(place) if place else ''} sums to {sums[place]}"
         )
-    if tolerance(value) > TOLERANCE:
-        result /= np.expand_dims(sums, -1)
-    return result
+    return result / np.where(np.abs(sums - 1.0) > ROUNDING, sums, 1.0)[..., None]
 
 
 def policy(name: str, value: ArrayLike, num_states: int, num_actions: int) -> FloatArray:

@@ -26,7 +26,7 @@ class Credit(ABC):
         """D written out, ``[n, n]``."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Identity(Credit):
     """``D = I``: the one-step operator."""
 
@@ -42,7 +42,7 @@ class Identity(Credit):
         return np.eye(self.size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dense(Credit):
     """``D`` given as an array: the marginalized operators."""
 
@@ -56,7 +56,7 @@ class Dense(Credit):
         return self.values
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Traced(Credit):
     """``D = (I - γ P^m)^{-1}`` on pairs, for a measure ``m = μ c`` over actions: Markovian traces.
 
@@ -80,7 +80,7 @@ class Traced(Credit):
         return self.mdp.credit(self.measure).reshape(size, size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Timed(Credit):
     """``D = Σ_{t=0}^H γ^t P^{m_1} … P^{m_t}`` on pairs, for measures ``m_t = μ c_t``: time-dependent traces."""
 
@@ -103,7 +103,7 @@ class Timed(Credit):
         return self.times(np.eye(size).reshape(states, actions, size)).reshape(size, size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StateTraced(Credit):
     """``D = (I - γ P^m_states)^{-1}`` on states: V-trace."""
 
@@ -120,7 +120,7 @@ class StateTraced(Credit):
         return self.paths.matrix()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Composed(Credit):
     """``D = D_1 + D_2 - D_1 A D_2``: the second operator applied, then the first."""
 

@@ -20,8 +20,9 @@ MAX_SWEEPS = 2_000
 class TabularMDP:
     """A finite MDP with exact values: transition probabilities, mean rewards, a discount, starts and reward noise.
 
-    Rows of ``p`` sum to at most 1; what is missing is the chance that the episode ends with that step. Inputs are copied and
-    never modified; the attributes are read-only float64 arrays.
+    Rows of ``p`` sum to at most 1; what is missing is the chance that the episode ends with that step. Rows that sum to 1 up to
+    the rounding of their precision are scaled to 1. Inputs are copied and never modified; the attributes are read-only float64
+    arrays.
 
     Args:
         p: transition probabilities, dense ``[S, A, S]`` with ``p[x, a, x']``, or SciPy sparse ``(S*A, S)`` with row ``x*A + a``.
@@ -58,7 +59,7 @@ class TabularMDP:
             raise ValueError(f"r must have at least one state and one action, got shape {self.r.shape}")
         shape = self.r.shape
         self.p: Any = self._sparse(p) if sp.issparse(p) else self._dense(p)
-        self.termination = self._termination(checks.tolerance(p))
+        self.termination = self._close_rows(checks.tolerance(p))
         if initial is None:
             self.initial = np.full(shape[0], 1.0 / shape[0])
         else:
@@ -70,7 +71,10 @@ class TabularMDP:
         else:
             self.reward_std = checks.array("reward_std", reward_std, shape)
         checks.non_negative("reward_std", self.reward_std)
-        for values in (self.r, self.termination, self.initial, self.reward_std):
+        p_arrays = (
+            (self.p,) if isinstance(self.p, np.ndarray) else (self.p.data, self.p.indices, self.p.indptr)
+        )
+        for values in (*p_arrays, self.r, self.termination, self.initial, self.reward_std):
             values.setflags(write=False)
 
     def __repr__(self) -> str:
@@ -332,7 +336,6 @@ class TabularMDP:
         states, actions = self.r.shape
         result = checks.array("p", p, (states, actions, states))
         checks.non_negative("p", result)
-        result.setflags(write=False)
         return result
 
     def _sparse(self, p: Any) -> Any:
@@ -348,18 +351,22 @@ class TabularMDP:
                 place = checks.where([*divmod(row, actions), result.indices[entry]])
                 raise ValueError(f"p must {problem}, but p{place} = {result.data[entry]}")
         result.eliminate_zeros()
-        for values in (result.data, result.indices, result.indptr):
-            values.setflags(write=False)
         return result
 
-    def _termination(self, tolerance: float) -> FloatArray:
+    def _close_rows(self, tolerance: float) -> FloatArray:
+        """Scales rows that sum to 1 up to the rounding of their precision to 1: they never end. Returns the chance of the others."""
         total = (self.p.sum(axis=1) if self.is_sparse else self.p.sum(axis=2)).reshape(self.r.shape)
         if total.max() > 1.0 + tolerance:
             place = np.argwhere(total > 1.0 + tolerance)[0]
             raise ValueError(
                 f"rows of p must sum to at most 1, but p{checks.where(place)} sums to {total[tuple(place)]}"
             )
-        # A row that sums to 1 up to the rounding of its precision never ends.
-        return np.where(
-            total > 1.0 - (1e-12 if tolerance == checks.TOLERANCE else tolerance), 0.0, 1.0 - total
-        )
+        closed = total > 1.0 - (checks.ROUNDING if tolerance == checks.TOLERANCE else tolerance)
+        rounded = closed & (np.abs(total - 1.0) > checks.ROUNDING)
+        if rounded.any():
+            scale = 1.0 / np.where(rounded, total, 1.0)
+            if self.is_sparse:
+                self.p.data *= np.repeat(scale.ravel(), np.diff(self.p.indptr))
+            else:
+                self.p *= scale[..., None]
+        return np.where(closed, 0.0, 1.0 - total)

@@ -25,12 +25,13 @@ from marginax.mdp import TabularMDP
 __all__ = ["Operator", "marginalized", "marginalized_vtrace", "multi_step", "one_step", "vtrace"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Operator:
     """An evaluation operator ``q -> q + D (b - A q)``; for Q-functions ``A = I - γ P^π`` and ``b = r``.
 
     Made by ``one_step``, ``multi_step``, ``marginalized``, ``vtrace`` and ``marginalized_vtrace``. Calling it applies it,
-    ``first @ second`` composes two of them, and everything else about it is read off D (Proposition 1).
+    ``first @ second`` composes two of them, and everything else about it is read off D (Proposition 1). Two operators are equal only
+    if they are the same object.
 
     Example:
         >>> import marginax as mx
@@ -45,6 +46,8 @@ class Operator:
     credit_form: Credit
     residual_is_non_negative: bool
 
+    __array_ufunc__ = None  # NumPy leaves `array @ operator` alone, which is a TypeError then
+
     def __call__(self, q: ArrayLike) -> FloatArray:
         """Applies the operator once, ``q + D (b - A q)`` (Equations 1 and 3).
 
@@ -56,8 +59,12 @@ class Operator:
         """
         return self._apply(self._values(q))
 
-    def __matmul__(self, other: "Operator") -> "Operator":
+    def __matmul__(self, other: object) -> "Operator":
         """Composes two operators for the same values: ``(self @ other)(q) = self(other(q))``."""
+        if not isinstance(other, Operator):
+            raise TypeError(
+                f"other must be an Operator, got {type(other).__name__}: operator(q) applies it to values"
+            )
         same = (
             self.shape == other.shape
             and self.bellman.mdp is other.bellman.mdp

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from marginax import _checks as checks
+
 __all__ = ["Report", "Row", "check_targets"]
 
 
@@ -259,14 +261,14 @@ def check_targets(
         rho_clip: ρ̄ of V-trace.
         decay: λ; 1 unless given, and 0.8 for Peng's Q(λ).
         steps: n of n-step.
-        discount: γ.
+        discount: γ in (0, 1]; 0 would say that every step ends its episode.
         tolerance: relative and absolute.
 
     Returns:
         A report: print it, or assert its `passed`.
 
     Raises:
-        ValueError: if the algorithm has another name.
+        ValueError: if the algorithm has another name, or a number is out of range.
 
     >>> def retrace(q, v_next, rewards, discounts, ratios):  # one episode at a time
     ...     target, targets = v_next[-1], []
@@ -282,7 +284,14 @@ def check_targets(
         raise ValueError(f"algorithm must be one of {', '.join(ARGUMENTS)}, got {algorithm!r}.")
     if decay is None:
         decay = 0.8 if algorithm == "peng" else 1.0
-    settings = _Settings(clip, rho_clip, decay, steps)
+    settings = _Settings(
+        checks.at_least("clip", clip, 0.0, infinite=True),
+        checks.at_least("rho_clip", rho_clip, 0.0, infinite=True),
+        checks.fraction("decay", decay),
+        checks.count("steps", steps),
+    )
+    checks.step_size(discount, "discount")
+    checks.positive("tolerance", tolerance)
     parameters = inspect.signature(fn).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     rows = []

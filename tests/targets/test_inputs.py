@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from marginax import traces
-from marginax.targets import expectation, random_times, select_actions, traces_from_log_ratios
+from marginax.targets import expectation, random_times, recursion, select_actions, traces_from_log_ratios
 
 INF = np.inf
 
@@ -95,20 +95,42 @@ def test_actions_out_of_range_are_nan(actions):
     assert np.isfinite(slope).all() and slope[:2].sum() == 2 and not slope[2:].any()
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint16, np.int32])
+@pytest.mark.parametrize("actions", [12, 200, 300])
+def test_actions_may_come_in_few_bits(actions, dtype):
+    chosen = np.arange(min(actions, np.iinfo(dtype).max + 1))
+    table = np.random.default_rng(0).normal(size=(chosen.size, actions))
+    found = select_actions(table, chosen.astype(dtype))
+    np.testing.assert_allclose(found, table[chosen, chosen], rtol=1e-6)
+
+
+@pytest.mark.parametrize("actions", [3, 40])
+def test_actions_that_are_no_integers_are_refused(actions):
+    with pytest.raises(ValueError, match="actions must be whole numbers, got float32"):
+        select_actions(np.ones((2, actions)), np.array([0.0, 1.5], np.float32))
+
+
 @pytest.mark.parametrize("discount", [1.0, -0.1, 2])
 def test_random_times_need_a_discount_below_one(discount):
     with pytest.raises(ValueError, match=rf"discount must lie in \[0, 1\), got {discount}"):
         random_times(jax.random.key(0), 3, discount)
 
 
-def test_an_unknown_backend_is_refused():
+def test_an_unknown_backend_and_what_is_missing_are_refused():
     """Outside pytest, whose run-time type checks would come first."""
     program = """
 import jax.numpy as jnp
 from marginax.targets import marginalized, multi_step
-for function, last in [(multi_step, 1.0), (marginalized, jnp.ones(3)), (marginalized, jnp.ones((3, 3)))]:
+one = jnp.ones(3)
+for function, values, last, options in [
+    (multi_step, one, 1.0, {"backend": "scam"}),
+    (marginalized, one, one, {"backend": "scam"}),
+    (marginalized, one, jnp.ones((3, 3)), {"backend": "scam"}),
+    (multi_step, None, 1.0, {}),
+    (marginalized, one, None, {}),
+]:
     try:
-        function(jnp.ones(3), jnp.ones(3), jnp.ones(3), 0.9, last, backend="scam")
+        function(values, one, one, 0.9, last, **options)
     except ValueError as error:
         print(error)
 """
@@ -118,7 +140,8 @@ for function, last in [(multi_step, 1.0), (marginalized, jnp.ones(3)), (marginal
     )
     found = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     said = "backend must be one of auto, scan, associative, got 'scam'; did you mean 'scan'?"
-    assert found.stdout.splitlines() == [said] * 3
+    missing = [f"{name} must be an array, got None." for name in ("q", "weights")]
+    assert found.stdout.splitlines() == [said] * 3 + missing
 
 
 def test_shapes_that_do_not_fit_are_refused():
@@ -126,3 +149,14 @@ def test_shapes_that_do_not_fit_are_refused():
         select_actions(np.ones((3, 2)), np.ones(4, int))
     with pytest.raises(ValueError, match=r"policy must have table's shape \(3, 2\)"):
         expectation(np.ones((3, 2)), np.ones((3, 1)))
+    for lookup in (select_actions, expectation):
+        with pytest.raises(ValueError, match=r"table must have shape \[..., A\] with A >= 1, got \(\)"):
+            lookup(1.0, 0)
+    with pytest.raises(ValueError, match=r"log_mu must fit the shape \(3,\), got \(4,\)"):
+        traces_from_log_ratios(np.ones(3), np.ones(4))
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        random_times(jax.random.key(0), 0, 0.9)
+    for name, wrong in {"b": [], "a": np.ones(2), "cut": np.zeros(2, bool)}.items():
+        arguments = {"b": np.ones(3), "a": np.ones(3), "cut": np.zeros(3, bool)} | {name: wrong}
+        with pytest.raises(ValueError, match=f"{name} must have"):
+            recursion(**arguments)

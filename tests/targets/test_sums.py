@@ -341,8 +341,8 @@ def test_long_products_neither_overflow_nor_lose_what_counts():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"q": np.zeros((2, 3))}, r"values must be a sequence \[T\]"),
-        ({"q": np.zeros(0)}, r"values must be a sequence \[T\]"),
+        ({"q": np.zeros((2, 3))}, r"q must be a sequence \[T\]"),
+        ({"q": np.zeros(0)}, r"q must be a sequence \[T\]"),
         ({"v_next": np.zeros(4)}, r"v_next must have shape \(3,\)"),
         ({"rewards": np.zeros((3, 1))}, r"rewards must have shape \(3,\)"),
         ({"discounts": np.zeros(2)}, r"discounts must have shape \(3,\)"),

@@ -244,6 +244,16 @@ def test_lookups_equal_jax():
     np.testing.assert_allclose(mean, ours.expectation(table, policy), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64])
+def test_actions_of_8_bits_are_found_and_those_out_of_range_are_nan(dtype):
+    table = torch.arange(600.0).reshape(2, 300)
+    found = targets.select_actions(table, torch.tensor([127, 5], dtype=dtype))
+    np.testing.assert_array_equal(found, [127, 305])
+    np.testing.assert_array_equal(targets.select_actions(table, torch.tensor([-1, 300])), [np.nan, np.nan])
+    with pytest.raises(ValueError, match=r"actions must be whole numbers, got torch\.float32"):
+        targets.select_actions(table, torch.tensor([1.5, 0.0]))
+
+
 def test_the_same_names_and_arguments():
     assert targets.__all__ == ours.__all__
     for name in targets.__all__:
@@ -258,8 +268,9 @@ def test_the_same_names_and_arguments():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"q": torch.tensor(1.0)}, "values must have at least one step along dim=-1"),
-        ({"q": torch.zeros(2, 0)}, "values must have at least one step along dim=-1"),
+        ({"q": torch.tensor(1.0)}, "q must have at least one step along dim=-1"),
+        ({"q": torch.zeros(2, 0)}, "q must have at least one step along dim=-1"),
+        ({"rewards": None}, "rewards must be a tensor, got None"),
         ({"v_next": torch.zeros(4)}, r"v_next must be a number or have shape \(2, 3\)"),
         ({"weights": torch.zeros(2, 3, 2)}, r"weights must have shape \(2, 3\) or \(2, 3, 3\)"),
         (
@@ -272,6 +283,12 @@ def test_shapes_that_do_not_fit_are_refused(change, message):
     arguments = dict.fromkeys(["q", "v_next", "rewards", "discounts", "weights"], torch.ones(2, 3)) | change
     with pytest.raises(ValueError, match=message):
         targets.marginalized(**arguments)
+
+
+@pytest.mark.parametrize("name", ["clip", "decay", "temperature"])
+def test_a_number_out_of_range_is_named(name):
+    with pytest.raises(ValueError, match=f"{name} must be .* got -1"):
+        targets.traces_from_log_ratios(torch.zeros(2), torch.zeros(2), **{name: -1.0})
 
 
 def test_neither_import_nor_use_needs_jax():

@@ -214,3 +214,40 @@ def test_gymnasium_episodes():
     p = mdp.dense_p()
     assert (mdp.termination[steps.states, steps.actions][ended] > 0).all()
     assert (p[steps.states, steps.actions, steps.next_states][~ended] > 0).all()
+
+
+def test_flags_are_those_of_the_last_step_or_of_all():
+    steps = {"observations": [0, 1, 2], "actions": [0, 1], "rewards": [0.0, 1.0]}
+    for name, flags, ends in (
+        ("terminated", False, [0, 0]),
+        ("terminated", 1, [0, 1]),
+        ("terminated", [False, False], [0, 0]),
+        ("terminations", [0.0, 1.0], [0, 1]),
+    ):
+        read = from_episodes([steps | {name: flags}], 0.9)
+        np.testing.assert_array_equal(read.discounts[0] == 0, ends)
+        np.testing.assert_array_equal(read.truncated[0], [False, not ends[1]])
+    for name, flags in (("terminated", "False"), ("truncated", np.nan), ("terminations", ["False", "True"])):
+        with pytest.raises(ValueError, match=f"episode 0: {name} must be true or false, got "):
+            from_episodes([steps | {name: flags}], 0.9)
+
+
+def test_states_that_32_bits_do_not_hold_are_refused():
+    episode = {"observations": [0, 2**32, 2], "actions": [0, 1], "rewards": [0.0, 1.0], "terminated": True}
+    with pytest.raises(ValueError, match=r"episode 0: observations must be below 2\*\*31, got 4294967296"):
+        from_episodes([episode], 0.9)
+
+
+def test_behaviour_probabilities_of_1_may_be_integers():
+    episode = {"observations": [0, 1], "actions": [0], "rewards": [0.0], "terminated": True, "behaviour": [1]}
+    np.testing.assert_array_equal(from_episodes([episode], 0.9).behaviour, [[1.0]])
+
+
+def test_a_trajectory_takes_flags_of_0_and_1():
+    mdp, _, mu = mx.problems.garnet(5, 2, 2, seed=0, termination=0.1)
+    batch = jax.tree.map(np.asarray, sample(mdp, mu, jax.random.key(0), episodes=9, horizon=12))
+    fields = {name: getattr(batch, name) for name in vars(batch)}
+    same = Trajectory(**fields | {name: fields[name].astype(np.uint8) for name in ("valid", "truncated")})
+    assert len(to_episodes(same)) == len(to_episodes(batch)) == 9
+    counts = [mx.weights.EmpiricalMDP.empty(5, 2).update(data).starts for data in (same, batch)]
+    np.testing.assert_array_equal(*counts)

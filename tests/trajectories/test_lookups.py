@@ -59,6 +59,69 @@ def test_gather_weights(drawn):
             np.testing.assert_allclose(between_states[e, t, s], w_states[x, y], rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.int64])
+@pytest.mark.parametrize("size", [100, 200, 300])
+def test_lookups_take_indices_of_few_bits(size, dtype):
+    """Tables of more rows than the indices can count."""
+    states = np.arange(min(size, np.iinfo(dtype).max + 1)).astype(dtype)
+    v = np.random.default_rng(0).normal(size=size)
+    steps = walk(states, np.zeros_like(states), states)
+    np.testing.assert_allclose(trajectories.gather_states(steps, v)[0], v[: states.size], rtol=1e-6)
+    np.testing.assert_allclose(trajectories.gather_pairs(steps, v[:, None]), v[: states.size], rtol=1e-6)
+
+
+def walk(states, actions, next_states):
+    one = np.ones(len(states), np.float32)
+    return trajectories.Trajectory(states, actions, one, 0.9 * one, next_states, one < 0, one, one > 0)
+
+
+def test_what_lies_outside_of_the_tables_is_nan():
+    steps = walk(np.array([0, -1, 6, 5]), np.array([0, 0, 1, 2]), np.array([5, 6, -1, 0]))
+    table = np.ones((6, 2))
+    found = [
+        *trajectories.gather(steps, table, table / 2),
+        *trajectories.gather_states(steps, table[:, 0]),
+        trajectories.gather_pairs(steps, table),
+        trajectories.gather_pairs(steps, np.ones((4, 6, 2))),
+    ]
+    in_pairs, in_states, following = [1, 0, 0, 0], [1, 0, 0, 1], [1, 0, 0, 1]
+    for array, inside in zip(
+        found, [in_pairs, following, in_states, following, in_pairs, in_pairs], strict=True
+    ):
+        np.testing.assert_array_equal(array, np.where(inside, 1, np.nan))
+    for weights, inside in ((np.ones((6, 2, 6, 2)), in_pairs), (np.ones((6, 6)), in_states)):
+        between = trajectories.gather_weights(steps, weights)
+        np.testing.assert_array_equal(between, np.where(np.outer(inside, inside), 1, np.nan))
+
+
+def test_tables_of_another_shape_are_refused(drawn):
+    _, batch, _ = drawn
+    for call, said in (
+        (
+            lambda: trajectories.gather(batch, np.ones(6), np.ones(6)),
+            r"q must have shape \[S, A\], got \(6,\)",
+        ),
+        (
+            lambda: trajectories.gather(batch, np.ones((6, 2)), np.ones(2)),
+            r"pi must have the shape \(6, 2\) of q",
+        ),
+        (
+            lambda: trajectories.gather_states(batch, np.ones((6, 2))),
+            r"v must have shape \[S\], got \(6, 2\)",
+        ),
+        (
+            lambda: trajectories.gather_pairs(batch, np.ones(6)),
+            r"table must have shape \[S, A\] or \[H, S, A\]",
+        ),
+        (
+            lambda: trajectories.gather_weights(batch, np.ones(6)),
+            r"weights must have shape \[S, A, S, A\] or",
+        ),
+    ):
+        with pytest.raises(ValueError, match=said):
+            call()
+
+
 def test_time_dependent_traces_estimate_their_operator():
     """Truncated importance sampling: traces for two steps, none thereafter."""
     mdp, pi, mu = mx.problems.garnet(4, 2, 2, seed=3, discount=0.8)

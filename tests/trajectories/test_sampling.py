@@ -181,3 +181,18 @@ def test_a_single_precision_policy_is_one(problem):
     mdp, _ = problem
     policy = jax.nn.softmax(jax.random.normal(jax.random.key(0), (STATES, ACTIONS)) * 3)
     assert sample(mdp, policy, jax.random.key(0), episodes=2, horizon=3).states.shape == (2, 3)
+
+
+def test_a_traced_start_outside_of_the_tables_earns_nan():
+    mdp, _, mu = mx.problems.chain(n=4, actions=2)
+
+    @jax.jit
+    def draw(state, action):
+        return sample(
+            mdp, mu, jax.random.key(0), episodes=1, horizon=2, start_states=state, start_actions=action
+        )
+
+    for start in ((4, 0), (-1, 0), (0, 2)):
+        first = jax.tree.map(lambda field: field[0, 0], draw(*start))
+        assert np.isnan(first.rewards) and np.isnan(first.behaviour), start
+    assert np.isfinite(draw(3, 1).rewards).all()

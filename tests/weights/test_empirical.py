@@ -89,6 +89,29 @@ def test_both_forms_read_the_same_model_from_few_data(unseen):
     np.testing.assert_allclose(found.initial, host.starts / host.starts.sum())
 
 
+@pytest.mark.parametrize("prior", [0.0, 0.1])
+def test_the_mdp_of_jax_counts_is_made_in_double_precision(prior):
+    """Against frequencies by division of whole numbers; thirds and pseudo-counts of 0.1 have no exact single-precision number."""
+    data = batch(horizon=30)
+    expected = counted(data)
+    successors = expected["successors"] + prior
+    visits = expected["visits"] + 5 * prior
+    ended = expected["visits"] - expected["successors"].sum(axis=-1)
+    mdp = EmpiricalMDP.empty(5, 2, dense=True).update(data).with_prior(prior).mdp(0.9)
+    np.testing.assert_allclose(mdp.p, successors / visits[..., None], rtol=1e-6)
+    np.testing.assert_allclose(mdp.p.sum(axis=-1), 1 - ended / visits, rtol=0, atol=1e-8 if prior else 1e-15)
+    np.testing.assert_array_equal(mdp.termination > 0, ended > 0)
+
+
+def test_a_behaviour_policy_in_single_precision_leaves_no_mass_behind():
+    counts = EmpiricalMDP.empty(2, 3).add([0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 0, 1], ended=[False] * 4)
+    mdp = counts.mdp(0.9, unseen="average", mu=np.array([[0.1, 0.6, 0.3], [0.3, 0.4, 0.3]], np.float32))
+    np.testing.assert_allclose(mdp.p[0, 2], [1 / 7, 6 / 7], rtol=1e-6)
+    np.testing.assert_allclose(mdp.p.sum(axis=-1), 1, rtol=0, atol=1e-15)
+    with pytest.raises(ValueError, match=r"mu must have shape \(2, 3\), got \(2, 2\)"):
+        counts.mdp(0.9, unseen="average", mu=np.full((2, 2), 0.5))
+
+
 def test_what_an_unseen_pair_does_is_a_choice():
     """In state 0 actions 0 and 1 were taken, never 2; state 1 was never left."""
     counts = EmpiricalMDP.empty(2, 3).add([0, 0, 0], [0, 0, 1], [0, 1, 1], ended=[False] * 3)
@@ -137,6 +160,16 @@ def test_arrays_of_different_lengths_are_refused(name, dense):
         EmpiricalMDP.empty(2, 1, dense=dense).add([0, 1], **columns)
 
 
+@pytest.mark.parametrize("dense", [False, True], ids=["host", "dense"])
+def test_indices_are_integers_and_may_be_none(dense):
+    empty = EmpiricalMDP.empty(2, 1, dense=dense)
+    for name in ("states", "actions", "next_states"):
+        columns = {"states": [1], "actions": [0], "next_states": [1], "ended": [False], name: [0.7]}
+        with pytest.raises(ValueError, match=f"{name} must be whole numbers, got float64"):
+            empty.add(**columns)
+    assert not empty.add([], [], [], ended=[], rewards=[], first=[]).visits.any()
+
+
 def test_bad_data_are_refused():
     empty = EmpiricalMDP.empty(2, 1)
     logged, not_logged = empty.add([0], [0], [0], [False], behaviour=[1.0]), empty.add([0], [0], [0], [False])
@@ -146,6 +179,8 @@ def test_bad_data_are_refused():
     assert logged.merge(empty).has_behaviour and empty.merge(logged).has_behaviour
     with pytest.raises(ValueError, match=r"next_states must lie in range\(2\), but one of them is 2"):
         empty.add([0], [0], [2], ended=[False])
+    with pytest.raises(ValueError, match=r"states must be a flat array \[N\], got shape \(1, 1\)"):
+        empty.add([[0]], [[0]], [[0]], ended=[[False]])
     empty.add([0], [0], [2], ended=[True])  # what follows the end is not read
     with pytest.raises(ValueError, match="behaviour probabilities are present in one part"):
         not_logged.add([0], [0], [0], [False], behaviour=[1.0])
@@ -155,3 +190,14 @@ def test_bad_data_are_refused():
         empty.merge(EmpiricalMDP.empty(3, 1))
     with pytest.raises(ValueError, match="valid step"):
         estimate_behaviour(jax.tree.map(lambda f: f[:0], batch()), 5, 2)
+
+
+def test_a_discount_in_double_precision_is_read_to_its_last_digit():
+    """In single precision 0.123456789 would be 0.12345679, and the other one 1, which is refused."""
+    for gamma in (0.123456789, 1 - 1e-9):
+        one = np.ones(2)
+        data = mx.trajectories.Trajectory(
+            np.arange(2), np.zeros(2, int), one, gamma * one, np.array([1, 0]), one < 0, None, one > 0
+        )
+        _, info = mx.weights.certainty_equivalence(data, np.ones((2, 1)), return_info=True)
+        assert info.discount == gamma

@@ -123,3 +123,45 @@ def test_bootstraps_come_from_the_target_network_if_there_is_one():
     )
     np.testing.assert_allclose(own, [0, 0, 1 - 2, 1 - 2], atol=1e-6)
     np.testing.assert_allclose(given, [0, 0, 1 - 2, 1 - 6], atol=1e-6)
+
+
+TERMS = ("weights", "critic", "scores", "traces", "discounts", "truncated", "bootstrap")
+
+
+@pytest.mark.parametrize(
+    ("loss", "names"),
+    [
+        (losses.regression, ("weights", "traces", "discounts", "truncated")),
+        (losses.path_deviance, ("scores", "traces", "discounts", "truncated", "bootstrap")),
+        (losses.saddle_point, ("weights", "critic", "traces", "discounts", "truncated")),
+        (losses.penalty, ("scores", "discounts", "truncated")),
+        (losses.fenchel, ("weights", "critic", "traces", "discounts", "truncated")),
+    ],
+)
+def test_numpy_and_lists_are_read_like_jax_arrays(loss, names):
+    rng = np.random.default_rng(0)
+    given = {name: rng.uniform(0.2, 1.5, 7).astype(np.float32) for name in TERMS}
+    given |= {"discounts": np.float32([0.9] * 5 + [0, 0.9]), "truncated": np.arange(7) == 3}
+    given = {name: given[name] for name in names}
+    expected = loss(**{name: jnp.asarray(array) for name, array in given.items()})
+    for form in (np.asarray, list, lambda array: (array * 1).tolist()):  # flags as 0 and 1
+        np.testing.assert_allclose(
+            loss(**{name: form(array) for name, array in given.items()}), expected, rtol=1e-6
+        )
+    beyond = {name: np.where(np.arange(7) > 3, np.nan, array) for name, array in given.items()}
+    np.testing.assert_allclose(loss(**beyond | {"truncated": given["truncated"]}), expected, rtol=1e-6)
+    batch = {name: np.stack([array] * 7) for name, array in given.items()}
+    with pytest.raises(ValueError, match=rf"{names[0]} must have shape \[T\] with T >= 1, got \(7, 7\)"):
+        loss(**batch)
+    with pytest.raises(
+        ValueError, match=rf"discounts must have shape \(7,\), that of {names[0]}, got \(1,\)"
+    ):
+        loss(**given | {"discounts": np.ones(1)})
+    with pytest.raises(ValueError, match=r"truncated must have shape \(7,\), one entry a step, got \(1,\)"):
+        loss(**given | {"truncated": [False]})
+
+
+def test_products_deviances_and_normalised_weights_take_lists():
+    np.testing.assert_allclose(losses.cumulative([9, 2, 3, 5], [0, 0, 1, 0])[0], [1, 2, 6, 0])
+    np.testing.assert_allclose(losses.deviance([0.0, 1.0], [2, 3], power=1), [1, np.e - 3], rtol=1e-6)
+    np.testing.assert_allclose(losses.normalise([1, 3, 9], [1, 1, 0]), [0.5, 1.5, 0])

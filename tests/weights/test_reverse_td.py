@@ -1,5 +1,6 @@
 """Reverse TD against sweeps over every start and arrival, and against the exact weights."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -153,6 +154,52 @@ def test_every_incremental_form_checks_its_discount_and_behaviour(kind):
     if kind in (CertaintyEquivalence, ReverseTD):
         with pytest.raises(ValueError, match=r"mu must have shape \(3, 2\), got \(1, 1\)"):
             kind.init(*size, 0.9, mu=np.ones((1, 1)))
+
+
+@pytest.mark.parametrize("kind", [CertaintyEquivalence, MonteCarlo, ReverseTD, Regression])
+@pytest.mark.parametrize("field", ["states", "actions", "next_states"])
+def test_a_step_outside_of_the_tables_leaves_no_weights_that_look_right(kind, field):
+    """Under jit nothing can be refused; every pair of the batch is a start of weights that are NaN."""
+    states, actions = MU.shape
+    estimator = kind.init(np.eye(states) if kind is Regression else states, actions, 0.9)
+    data = batch(episodes=100, horizon=20)
+    place = tuple(
+        np.argwhere(np.asarray(data.discounts) > 0)[50]
+    )  # of a step that is read, and so is its successor
+    weights = jax.jit(lambda data: estimator.update(data, C).weights(C))
+    met = np.asarray(weights(data)) > 0
+    assert met.any() and np.isfinite(weights(data)).all()
+    for wrong in (-1, 7):
+        spoiled = eqx.tree_at(lambda t: getattr(t, field), data, getattr(data, field).at[place].set(wrong))
+        assert np.isnan(np.asarray(weights(spoiled))[met]).all()
+
+
+@pytest.mark.parametrize("kind", [CertaintyEquivalence, MonteCarlo, ReverseTD, Regression])
+def test_every_incremental_form_checks_its_traces_and_its_data(kind):
+    states, actions = MU.shape
+    estimator = kind.init(np.eye(states) if kind is Regression else states, actions, 0.9)
+    for wrong in (np.ones((states, actions + 1)), np.ones(actions)):
+        with pytest.raises(ValueError, match="c must have shape"):
+            estimator.update(batch(), C).weights(wrong)
+        if kind is not CertaintyEquivalence:  # whose counts do not depend on traces
+            with pytest.raises(ValueError, match="c must have shape"):
+                estimator.update(batch(), wrong)
+    if kind in (MonteCarlo, Regression):
+        with pytest.raises(ValueError, match="c is needed"):
+            estimator.update(batch(), C).weights()
+    data = eqx.tree_at(lambda t: t.states, batch(), batch().states + 0.7)
+    with pytest.raises(ValueError, match=r"trajectories\.states must be whole numbers, got float32"):
+        estimator.update(data, C)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_pairs_are_counted_beyond_what_8_bits_hold(dtype):
+    mdp, pi, mu = mx.problems.garnet(100, 4, 2, seed=0)
+    c = mx.traces.retrace(pi, mu)
+    data = mx.trajectories.sample(mdp, mu, jax.random.key(0), episodes=5, horizon=20)
+    fields = lambda t: (t.states, t.actions, t.next_states)  # noqa: E731
+    few = eqx.tree_at(fields, data, tuple(np.asarray(field).astype(dtype) for field in fields(data)))
+    np.testing.assert_array_equal(monte_carlo(few, c, start=(99, 3)), monte_carlo(data, c, start=(99, 3)))
 
 
 def test_too_large_is_refused_before_work_is_lost():

@@ -55,7 +55,7 @@ def random_times(key: Array, steps: int, discount: ArrayLike) -> RandomTimes:
         comparable draw by draw.
 
     Raises:
-        ValueError: if a discount that is a plain number is out of range.
+        ValueError: if `steps` or a discount that is a plain number is out of range.
 
     >>> v_next, rewards = jnp.array([2.0, 2.0]), jnp.ones(2)
     >>> times = random_times(jax.random.key(0), steps=2, discount=0.9)
@@ -65,7 +65,10 @@ def random_times(key: Array, steps: int, discount: ArrayLike) -> RandomTimes:
     if isinstance(discount, int | float):
         checks.discount(discount)
     gamma = jnp.asarray(discount, jnp.result_type(float))
-    return RandomTimes(jax.random.uniform(key, (steps,), gamma.dtype) >= gamma, gamma)
+    if gamma.ndim:
+        raise ValueError(f"discount must be one number, but has shape {gamma.shape}.")
+    coins = jax.random.uniform(key, (checks.count("steps", steps),), gamma.dtype)
+    return RandomTimes(coins >= gamma, gamma)
 
 
 class _Steps(NamedTuple):
@@ -90,9 +93,15 @@ class _Steps(NamedTuple):
         return values + recursion(b, a, cut, backend)
 
 
-def _floats(name: str, value: ArrayLike, like: Array | None = None) -> Array:
+def _array(name: str, value: ArrayLike | None) -> Array:
+    if value is None:
+        raise ValueError(f"{name} must be an array, got None.")
+    return jnp.asarray(value)
+
+
+def _floats(name: str, value: ArrayLike | None, like: Array | None = None) -> Array:
     """A floating-point array: `[T]`, or if `like` is given, of its shape or a scalar."""
-    array = jnp.asarray(value)
+    array = _array(name, value)
     array = array.astype(jnp.result_type(array, float))
     if like is None and (array.ndim != 1 or array.shape[0] == 0):
         raise ValueError(f"{name} must be a sequence [T] with T >= 1, but has shape {array.shape}.")
@@ -113,6 +122,7 @@ def _following(array: Array) -> Array:
 
 
 def _steps(
+    name: str,
     values: ArrayLike | None,
     v_next: ArrayLike,
     rewards: ArrayLike,
@@ -121,8 +131,8 @@ def _steps(
     valid: ArrayLike | None,
     times: RandomTimes | None = None,
 ) -> _Steps:
-    """Checks the arguments that all targets share. Without values, errors are r + γ V(x')."""
-    first = _floats("values", values) if values is not None else jnp.zeros_like(_floats("v_next", v_next))
+    """Checks the arguments that all targets share; `values` go by a name. Those of "v_next" are zero: errors are r + γ V(x')."""
+    first = jnp.zeros_like(_floats(name, v_next)) if name == "v_next" else _floats(name, values)
     ahead = _floats("v_next", v_next, first)
     r, gamma = _floats("rewards", rewards, first), _floats("discounts", discounts, first)
     kept = None
@@ -190,7 +200,7 @@ def multi_step(
     >>> multi_step(q, v_next, rewards, discounts, traces=jnp.array([9.0, 0.8]))
     Array([1.6, 1. ], dtype=float32)
     """
-    steps = _steps(q, v_next, rewards, discounts, truncated, valid, times)
+    steps = _steps("q", q, v_next, rewards, discounts, truncated, valid, times)
     c = _following(_floats("traces", traces, steps.values))
     return steps.target(steps.errors, steps.carry * zero_where(steps.cut, c), stop_gradient, backend)
 
@@ -230,7 +240,7 @@ def marginalized(
     >>> marginalized(q, v_next, rewards, discounts, weights=jnp.array([[1.0, 0.8], [jnp.nan, 1.0]]))
     Array([1.6, 1. ], dtype=float32)
     """
-    steps = _steps(q, v_next, rewards, discounts, truncated, valid, times)
+    steps = _steps("q", q, v_next, rewards, discounts, truncated, valid, times)
     return _marginalized(steps, steps.errors, weights, stop_gradient, backend)
 
 
@@ -264,7 +274,7 @@ def vtrace(
     >>> vtrace(v, v_next, jnp.ones(2), jnp.array([0.5, 0.0]), traces=jnp.array([0.8, 1.0]), rhos=1.0)
     Array([1.6, 1. ], dtype=float32)
     """
-    steps = _steps(v, v_next, rewards, discounts, truncated, valid, times)
+    steps = _steps("v", v, v_next, rewards, discounts, truncated, valid, times)
     c, rho = _floats("traces", traces, steps.values), _floats("rhos", rhos, steps.values)
     coefficients = steps.carry * zero_where(steps.cut, c)
     return steps.target(steps.kept(rho) * steps.errors, coefficients, stop_gradient, backend)
@@ -298,7 +308,7 @@ def marginalized_vtrace(
     >>> marginalized_vtrace(v, v_next, jnp.ones(2), jnp.array([0.5, 0.0]), jnp.array([1.0, 0.8]), rhos=1.0)
     Array([1.6, 1.2], dtype=float32)
     """
-    steps = _steps(v, v_next, rewards, discounts, truncated, valid, times)
+    steps = _steps("v", v, v_next, rewards, discounts, truncated, valid, times)
     errors = steps.kept(_floats("rhos", rhos, steps.values)) * steps.errors
     return _marginalized(steps, errors, weights, stop_gradient, backend)
 
@@ -310,7 +320,7 @@ def _marginalized(
 
     In the second case `y[t, s]` is the discounted error of step `s` as seen from step `t`.
     """
-    w, shape = jnp.asarray(weights), steps.values.shape
+    w, shape = _array("weights", weights), steps.values.shape
     checks.choice("backend", backend, BACKENDS)
     if w.ndim < 2:
         w = _floats("weights", w, steps.values)
@@ -368,7 +378,7 @@ def peng(
     >>> peng(jnp.array([2.0, 4.0]), jnp.ones(2), jnp.array([0.5, 0.5]), traces=0.5)
     Array([2.25, 3.  ], dtype=float32)
     """
-    steps = _steps(None, v_next, rewards, discounts, truncated, valid)
+    steps = _steps("v_next", None, v_next, rewards, discounts, truncated, valid)
     # An array even if all traces are one number: the last step has none after it, and bootstraps in full.
     c = shifted(jnp.broadcast_to(_floats("traces", traces, steps.values), steps.values.shape))
     coefficients = steps.carry * zero_where(steps.cut, c)
@@ -397,7 +407,7 @@ def n_step(
     >>> n_step(jnp.array([2.0, 4.0]), jnp.ones(2), jnp.array([0.5, 0.5]), steps=2)
     Array([2.5, 3. ], dtype=float32)
     """
-    here = _steps(None, v_next, rewards, discounts, truncated, valid)
+    here = _steps("v_next", None, v_next, rewards, discounts, truncated, valid)
     length = here.errors.shape[0]
     last = here.cut | (jnp.arange(length) == length - 1)
     bootstrap = zero_where(last, here.v_next)

@@ -4,6 +4,7 @@ from functools import reduce
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
@@ -18,23 +19,34 @@ def _column(table: Array, action: int) -> Array:
     return jax.lax.slice_in_dim(table, action, action + 1, axis=-1).sum(axis=-1, dtype=table.dtype)
 
 
+def _table(name: str, value: ArrayLike) -> Array:
+    table = jnp.asarray(value)
+    if table.ndim == 0 or table.shape[-1] == 0:
+        raise ValueError(f"{name} must have shape [..., A] with A >= 1, got {table.shape}")
+    return table
+
+
 def select_actions(table: ArrayLike, actions: ArrayLike) -> Float[Array, "..."]:
     r"""Looks up `table[t, a_t]`, for example $Q(x_t, a_t)$ or $\pi(a_t|x_t)$.
 
     Args:
         table: `[..., A]`.
-        actions: whole numbers in `[0, A)`, `[...]`.
+        actions: integers in `[0, A)` of any type, `[...]`.
 
     Returns:
         `[...]`; NaN where an action is out of range.
 
     Raises:
-        ValueError: if the shapes do not agree.
+        ValueError: if the shapes do not agree, or actions are not whole numbers.
 
     >>> select_actions(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, 0]))
     Array([2., 3.], dtype=float32)
     """
-    table, actions = jnp.asarray(table), jnp.asarray(actions)
+    table, actions = _table("table", table), jnp.asarray(actions)
+    if jnp.issubdtype(actions.dtype, jnp.inexact):
+        raise ValueError(f"actions must be whole numbers, got {actions.dtype}")
+    # In 8 bits the number of actions may be out of range itself.
+    actions = actions.astype(jnp.promote_types(actions.dtype, jnp.int32))
     if table.shape[:-1] != actions.shape:
         raise ValueError(
             f"actions must have shape {table.shape[:-1]}, that of table's steps, got {actions.shape}"
@@ -62,7 +74,7 @@ def expectation(table: ArrayLike, policy: ArrayLike) -> Float[Array, "..."]:
     >>> expectation(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[0.5, 0.5], [1.0, 0.0]]))
     Array([1.5, 3. ], dtype=float32)
     """
-    table, policy = jnp.asarray(table), jnp.asarray(policy)
+    table, policy = _table("table", table), jnp.asarray(policy)
     if table.shape != policy.shape:
         raise ValueError(f"policy must have table's shape {table.shape}, got {policy.shape}")
     if table.shape[-1] > FEW:
@@ -97,7 +109,7 @@ def traces_from_log_ratios(
         Traces of the broadcast shape.
 
     Raises:
-        ValueError: if a clip, decay or temperature that is a plain number is out of range.
+        ValueError: if the shapes do not agree, or a clip, decay or temperature that is a plain number is out of range.
 
     >>> traces_from_log_ratios(jnp.array([0.0, 500.0, -jnp.inf]), jnp.array([0.0, -500.0, 0.0]), decay=0.5)
     Array([0.5, 0.5, 0. ], dtype=float32)
@@ -107,6 +119,12 @@ def traces_from_log_ratios(
             raise ValueError(
                 f"{name} must be {'positive' if low is None else f'at least {low:g}'}, got {value}"
             )
+    shape = np.shape(log_pi)
+    for name, value in [("log_mu", log_mu), ("clip", clip), ("decay", decay), ("temperature", temperature)]:
+        try:
+            shape = jnp.broadcast_shapes(shape, np.shape(value))
+        except ValueError:
+            raise ValueError(f"{name} must fit the shape {shape}, got {np.shape(value)}") from None
     log_pi, log_mu = jnp.broadcast_arrays(jnp.asarray(log_pi), jnp.asarray(log_mu))
     dtype = jnp.result_type(log_pi, log_mu, float)
     log_pi, log_mu = log_pi.astype(dtype), log_mu.astype(dtype)

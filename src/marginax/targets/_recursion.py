@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 
@@ -99,9 +100,9 @@ def _derivative_of_sums(backend, primals, tangents):
 
 @partial(jax.jit, static_argnames="backend")
 def recursion(
-    b: Float[Array, "T *vector"],
-    a: Float[Array, "T *#vector"],
-    cut: Bool[Array, "T *#vector"] | None = None,
+    b: ArrayLike,
+    a: ArrayLike,
+    cut: ArrayLike | None = None,
     backend: Backend = "auto",
 ) -> Float[Array, "T *vector"]:
     r"""Computes `y[t] = b[t] + a[t] y[t+1]` backwards from `y[T] = 0`.
@@ -129,9 +130,22 @@ def recursion(
     Returns:
         y, of the shape of `b`.
 
+    Raises:
+        ValueError: if the shapes do not agree.
+
     >>> recursion(jnp.array([1.0, 2.0, 4.0]), jnp.array([0.5, 0.0, 9.0]))
     Array([2., 2., 4.], dtype=float32)
     """
     checks.choice("backend", backend, BACKENDS)
-    dtype = jnp.result_type(b, a)
-    return _sums(b.astype(dtype), a.astype(dtype), jnp.zeros_like(a, bool) if cut is None else cut, backend)
+    b, a = jnp.asarray(b), jnp.asarray(a)
+    cut = jnp.zeros_like(a, bool) if cut is None else jnp.asarray(cut, bool)
+    if b.ndim == 0 or b.shape[0] == 0:
+        raise ValueError(f"b must have at least one step, but has shape {b.shape}.")
+    for name, array in (("a", a), ("cut", cut)):
+        fits = array.ndim == b.ndim and array.shape[0] == b.shape[0]
+        if not fits or any(n not in (1, m) for n, m in zip(array.shape, b.shape, strict=True)):
+            raise ValueError(
+                f"{name} must have the shape {b.shape} of b, or sizes of 1 after the first, but has shape {array.shape}."
+            )
+    dtype = jnp.result_type(b, a, float)
+    return _sums(b.astype(dtype), a.astype(dtype), cut, backend)

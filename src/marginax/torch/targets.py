@@ -104,7 +104,9 @@ class _Steps(NamedTuple):
         return self.result(self.values + recursion(b, a, self.cut))
 
 
-def _floats(value: Any, like: Tensor | None = None) -> Tensor:
+def _floats(name: str, value: Any, like: Tensor | None = None) -> Tensor:
+    if value is None:
+        raise ValueError(f"{name} must be a tensor, got None.")
     if like is not None and not isinstance(value, torch.Tensor):
         return torch.as_tensor(value, dtype=like.dtype, device=like.device)
     tensor = torch.as_tensor(value)
@@ -112,7 +114,8 @@ def _floats(value: Any, like: Tensor | None = None) -> Tensor:
 
 
 def _laid_out(name: str, value: Any, like: Tensor, shape: tuple[int, ...], dim: int) -> Tensor:
-    tensor = _floats(value, like) if like.is_floating_point() else torch.as_tensor(value, device=like.device)
+    flags = not like.is_floating_point()
+    tensor = torch.as_tensor(value, device=like.device) if flags else _floats(name, value, like)
     if tensor.ndim == 0:
         return tensor.expand(like.shape)
     if tensor.shape != shape:
@@ -123,6 +126,7 @@ def _laid_out(name: str, value: Any, like: Tensor, shape: tuple[int, ...], dim: 
 
 
 def _steps(
+    name: str,
     values: Any,
     v_next: Any,
     rewards: Any,
@@ -133,16 +137,14 @@ def _steps(
     dim: int,
     stop_gradient: bool,
 ) -> _Steps:
-    """Checks the arguments that all targets share. Without values, errors are r + γ V(x')."""
-    first = _floats(v_next if values is None else values)
+    """Checks the arguments that all targets share; `values` go by a name. Those of "v_next" are zero: errors are r + γ V(x')."""
+    first = _floats(name, v_next if name == "v_next" else values)
     if first.ndim == 0 or not -first.ndim <= dim < first.ndim or first.shape[dim] == 0:
-        name = "v_next" if values is None else "values"
         raise ValueError(
             f"{name} must have at least one step along dim={dim}, but has shape {tuple(first.shape)}."
         )
     shape = tuple(first.shape)
-    first = torch.zeros_like(first) if values is None else first
-    first = first.movedim(dim, -1)
+    first = (torch.zeros_like(first) if name == "v_next" else first).movedim(dim, -1)
     flags = torch.zeros_like(first, dtype=torch.bool)
     ahead = _laid_out("v_next", v_next, first, shape, dim)
     r = _laid_out("rewards", rewards, first, shape, dim)
@@ -211,7 +213,7 @@ def multi_step(
     >>> multi_step(q, v_next, torch.ones(2), torch.tensor([0.5, 0.0]), traces=torch.tensor([9.0, 0.8]))
     tensor([1.6000, 1.0000])
     """
-    steps = _steps(q, v_next, rewards, discounts, truncated, valid, times, dim, stop_gradient)
+    steps = _steps("q", q, v_next, rewards, discounts, truncated, valid, times, dim, stop_gradient)
     c = shifted(steps.tensor("traces", traces))
     return steps.target(steps.errors, steps.carry * zero_where(steps.cut, c))
 
@@ -243,7 +245,7 @@ def marginalized(
     >>> marginalized(q, v_next, torch.ones(2), torch.tensor([0.5, 0.0]), weights=torch.tensor([1.0, 0.8]))
     tensor([1.6000, 1.2000])
     """
-    steps = _steps(q, v_next, rewards, discounts, truncated, valid, times, dim, stop_gradient)
+    steps = _steps("q", q, v_next, rewards, discounts, truncated, valid, times, dim, stop_gradient)
     return _marginalized(steps, steps.errors, weights)
 
 
@@ -274,7 +276,7 @@ def vtrace(
     >>> vtrace(v, v_next, 1.0, torch.tensor([0.5, 0.0]), traces=torch.tensor([0.8, 1.0]), rhos=1.0)
     tensor([1.6000, 1.0000])
     """
-    steps = _steps(v, v_next, rewards, discounts, truncated, valid, times, dim, stop_gradient)
+    steps = _steps("v", v, v_next, rewards, discounts, truncated, valid, times, dim, stop_gradient)
     c, rho = steps.tensor("traces", traces), steps.tensor("rhos", rhos)
     return steps.target(steps.kept(rho) * steps.errors, steps.carry * zero_where(steps.cut, c))
 
@@ -305,13 +307,13 @@ def marginalized_vtrace(
     >>> marginalized_vtrace(v, v_next, 1.0, torch.tensor([0.5, 0.0]), torch.tensor([1.0, 0.8]), rhos=1.0)
     tensor([1.6000, 1.2000])
     """
-    steps = _steps(v, v_next, rewards, discounts, truncated, valid, times, dim, stop_gradient)
+    steps = _steps("v", v, v_next, rewards, discounts, truncated, valid, times, dim, stop_gradient)
     return _marginalized(steps, steps.kept(steps.tensor("rhos", rhos)) * steps.errors, weights)
 
 
 def _marginalized(steps: _Steps, errors: Tensor, weights: Any) -> Tensor:
     """Weighted sums of the errors; with weights for every start, `y[t, s]` is the error of step s seen from step t."""
-    w, length = _floats(weights, steps.values), steps.values.shape[-1]
+    w, length = _floats("weights", weights, steps.values), steps.values.shape[-1]
     if w.ndim <= len(steps.shape):
         return steps.target(steps.kept(steps.tensor("weights", w)) * errors, steps.carry)
     if w.shape != (*steps.shape, length):
@@ -347,7 +349,7 @@ def peng(
     >>> peng(torch.tensor([2.0, 4.0]), 1.0, 0.5, traces=0.5)
     tensor([2.2500, 3.0000])
     """
-    steps = _steps(None, v_next, rewards, discounts, truncated, valid, None, dim, stop_gradient)
+    steps = _steps("v_next", None, v_next, rewards, discounts, truncated, valid, None, dim, stop_gradient)
     coefficients = steps.carry * zero_where(steps.cut, shifted(steps.tensor("traces", traces)))
     return steps.target(steps.errors - coefficients * steps.v_next, coefficients)
 
@@ -374,7 +376,7 @@ def n_step(
     >>> n_step(torch.tensor([2.0, 4.0]), 1.0, 0.5, steps=2)
     tensor([2.5000, 3.0000])
     """
-    here = _steps(None, v_next, rewards, discounts, truncated, valid, None, dim, stop_gradient)
+    here = _steps("v_next", None, v_next, rewards, discounts, truncated, valid, None, dim, stop_gradient)
     last = here.cut.clone()
     last[..., -1] = True
     target, bootstrap = here.errors, zero_where(last, here.v_next)
@@ -388,16 +390,19 @@ def select_actions(table: Tensor, actions: Tensor) -> Tensor:
 
     Args:
         table: `[..., A]`.
-        actions: whole numbers in `[0, A)`, `[...]`.
+        actions: integers in `[0, A)` of any type, `[...]`; where one is out of range, NaN is returned.
 
     >>> import torch
     >>> select_actions(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1, 0]))
     tensor([2., 3.])
     """
     if table.shape[:-1] != actions.shape:
-        wanted, got = tuple(table.shape[:-1]), tuple(actions.shape)
-        raise ValueError(f"actions must have shape {wanted}, that of table's steps, got {got}")
-    return table.gather(-1, actions.long()[..., None])[..., 0]
+        raise ValueError(f"actions must have shape {(*table.shape[:-1],)}, got {(*actions.shape,)}")
+    if actions.is_floating_point():
+        raise ValueError(f"actions must be whole numbers, got {actions.dtype}")
+    table, actions = _floats("table", table), actions.long()
+    chosen = actions.clamp(0, table.shape[-1] - 1)
+    return table.gather(-1, chosen[..., None])[..., 0].masked_fill(chosen != actions, math.nan)
 
 
 def expectation(table: Tensor, policy: Tensor) -> Tensor:
@@ -432,11 +437,10 @@ def traces_from_log_ratios(
     >>> traces_from_log_ratios(torch.tensor([0.0, 500.0, -math.inf]), torch.tensor([0.0, -500.0, 0.0]), decay=0.5)
     tensor([0.5000, 0.5000, 0.0000])
     """
-    if not (clip >= 0 and decay >= 0 and temperature > 0):
-        raise ValueError(
-            f"clip and decay must be at least 0 and temperature positive, got {clip}, {decay}, {temperature}."
-        )
-    log_pi, log_mu = torch.broadcast_tensors(_floats(log_pi), _floats(log_mu))
+    checks.at_least("clip", clip, 0, infinite=True)
+    checks.at_least("decay", decay, 0)
+    checks.positive("temperature", temperature)
+    log_pi, log_mu = torch.broadcast_tensors(_floats("log_pi", log_pi), _floats("log_mu", log_mu))
     largest = torch.finfo(torch.result_type(log_pi, log_mu)).max
     impossible = log_pi == -math.inf
     alike = (log_pi == log_mu) & ~impossible

@@ -36,8 +36,8 @@ def from_episodes(
     r"""Puts episodes side by side, one per row, padded to the longest.
 
     An `Episode`, a mapping, or any object with fields of these names will do, so that Minari's episodes can
-    be given as they are: `observations`, `actions`, `rewards`; `terminated` and `truncated` of the last step,
-    or `terminations` and `truncations` of all; `behaviour` (μ(a_t|x_t)) if known. A step that both terminates
+    be given as they are: `observations`, `actions`, `rewards`; `terminated` and `truncated`, or `terminations`
+    and `truncations`, of the last step or of all; `behaviour` (μ(a_t|x_t)) if known. A step that both terminates
     and truncates is terminal; an episode that does neither was cut off by the end of the data: truncated.
 
     Args:
@@ -194,20 +194,24 @@ def _steps(item: Any, i: int, discount: float, final_observation: bool) -> dict:
             raise ValueError(
                 f"episode {i}: {name} must be a sequence of {what}, got {array.dtype} of shape {array.shape}"
             )
+        if kind == "iu" and array.size and array.max() >= 2**31:
+            raise ValueError(f"episode {i}: {name} must be below 2**31, got {array.max()}")
         return array
 
     def flags(stem: str) -> np.ndarray:
-        """Whether each step terminates (or truncates), from `terminations` or `terminated`."""
-        if field(f"{stem}ions") is not None:
-            return np.asarray(field(f"{stem}ions"), bool)
-        return (np.arange(count) == count - 1) & bool(field(f"{stem}ed"))
+        """Whether each step terminates (or truncates), from `terminations` or `terminated`, of all steps or the last."""
+        name = f"{stem}ions" if field(f"{stem}ions") is not None else f"{stem}ed"
+        given = np.asarray(False if field(name) is None else field(name))
+        if given.ndim > 1 or given.dtype.kind not in "biuf" or not np.isin(given, (0, 1)).all():
+            raise ValueError(f"episode {i}: {name} must be true or false, got {field(name)!r}")
+        return given.astype(bool) & (np.arange(count) == count - 1) if given.ndim == 0 else given.astype(bool)
 
     observations, actions, rewards = (
         numbers("observations", "iu"),
         numbers("actions", "iu"),
         numbers("rewards", "iuf"),
     )
-    behaviour = None if field("behaviour") is None else numbers("behaviour", "f")
+    behaviour = None if field("behaviour") is None else numbers("behaviour", "iuf")
     count = len(actions)
     terminations, truncations = flags("terminat"), flags("truncat")
     check_lengths(

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from marginax import _checks as checks
 from marginax.mdp import TabularMDP
 
-from ._trajectory import Trajectory
+from ._trajectory import Trajectory, look_up
 
 
 class SamplingTables(eqx.Module):
@@ -135,7 +135,8 @@ def sample(
         A `Trajectory` with fields `[episodes, horizon]`.
 
     Raises:
-        ValueError: if the policy is none, or a start or a size is out of range.
+        ValueError: if the policy is none, or a start or a size is out of range. A traced start cannot be refused; its reward and
+            behaviour are NaN.
 
     >>> import marginax as mx
     >>> mdp, pi, mu = mx.problems.chain(n=4, actions=2)
@@ -249,7 +250,8 @@ def _simulate(
     _, taken = jax.lax.scan(step, (states, jnp.ones(episodes, bool)), times)
     state, action, next_state, ended, alive = (field.T for field in taken)
     pair = state * tables.num_actions + action
-    reward = tables.rewards[pair]
+    # A start that is traced may lie outside of the tables: then its reward is NaN.
+    reward = look_up(tables.rewards.reshape(policy.shape), state, action)
     if tables.reward_std is not None:
         noise = jax.random.normal(noise_key, reward.shape, reward.dtype)
         reward = reward + tables.reward_std[pair] * noise
@@ -261,6 +263,6 @@ def _simulate(
         discounts=jnp.where(lives_on, tables.discount, 0),
         next_states=next_state,
         truncated=lives_on & (jnp.arange(horizon) == horizon - 1),
-        behaviour=policy[state, action],
+        behaviour=look_up(policy, state, action),
         valid=alive,
     )

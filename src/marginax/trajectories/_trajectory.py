@@ -1,10 +1,18 @@
 """`Trajectory`, and the lookups that turn one and some tables into the arrays that targets take."""
 
+from functools import reduce
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import ArrayLike
+
+
+def _flags(value: Any) -> Any:
+    """Flags that may come as 0 and 1, of which `~` would make -1 and -2."""
+    return value.astype(bool) if hasattr(value, "astype") and value.dtype != bool else value
 
 
 class Trajectory(eqx.Module):
@@ -21,7 +29,7 @@ class Trajectory(eqx.Module):
         discounts: γ, or 0 where step `t` ended the episode.
         next_states: `x_{t+1}`, int32, the true successor also where truncated; some valid index after a
             terminal step.
-        truncated: whether the episode was cut off after step `t`.
+        truncated: whether the episode was cut off after step `t`; flags may be given as 0 and 1.
         behaviour: `μ(a_t|x_t)`, or None where unknown.
         valid: False for padding, which nothing may read.
 
@@ -36,14 +44,32 @@ class Trajectory(eqx.Module):
     rewards: Float[Array, "*batch T"] | Float[np.ndarray, "*batch T"]
     discounts: Float[Array, "*batch T"] | Float[np.ndarray, "*batch T"]
     next_states: Int[Array, "*batch T"] | Int[np.ndarray, "*batch T"]
-    truncated: Bool[Array, "*batch T"] | Bool[np.ndarray, "*batch T"]
+    truncated: Bool[Array, "*batch T"] | Bool[np.ndarray, "*batch T"] = eqx.field(converter=_flags)
     behaviour: Float[Array, "*batch T"] | Float[np.ndarray, "*batch T"] | None
-    valid: Bool[Array, "*batch T"] | Bool[np.ndarray, "*batch T"]
+    valid: Bool[Array, "*batch T"] | Bool[np.ndarray, "*batch T"] = eqx.field(converter=_flags)
 
     @property
     def ends(self) -> Array | np.ndarray:
         """Whether an episode ends with step `t`, by termination or truncation."""
         return ((self.discounts == 0) | self.truncated) & self.valid
+
+
+def look_up(table: ArrayLike, *indices: ArrayLike) -> Array:
+    """`table[i, j, ...]`; NaN where an index lies outside of the table, where JAX would read another row."""
+    table = jnp.asarray(table)
+    table = table.astype(jnp.result_type(table, float))
+    # In 8 bits the size of the table may be out of range itself.
+    places = [i.astype(jnp.promote_types(i.dtype, jnp.int32)) for i in map(jnp.asarray, indices)]
+    inside = [(i >= 0) & (i < n) for i, n in zip(places, table.shape, strict=True)]
+    return jnp.where(reduce(jnp.logical_and, inside), table[tuple(places)], jnp.nan)
+
+
+def _table(name: str, value: ArrayLike, *shapes: str) -> Array:
+    """A table with as many axes as one of the shapes."""
+    table = jnp.asarray(value)
+    if table.ndim not in [shape.count(",") + 1 for shape in shapes]:
+        raise ValueError(f"{name} must have shape {' or '.join(shapes)}, got {table.shape}")
+    return table
 
 
 def gather(trajectory: Trajectory, q: ArrayLike, pi: ArrayLike) -> tuple[Array, Array]:
@@ -55,7 +81,8 @@ def gather(trajectory: Trajectory, q: ArrayLike, pi: ArrayLike) -> tuple[Array, 
         pi: `[S, A]`.
 
     Returns:
-        `q` and `v_next` as `targets.multi_step` and `targets.marginalized` take them, each `[..., T]`.
+        `q` and `v_next` as `targets.multi_step` and `targets.marginalized` take them, each `[..., T]`; NaN for a state or action
+        that the tables do not have.
 
     >>> import jax, marginax as mx
     >>> mdp, pi, mu = mx.problems.chain(n=4, actions=2)
@@ -64,9 +91,11 @@ def gather(trajectory: Trajectory, q: ArrayLike, pi: ArrayLike) -> tuple[Array, 
     >>> q.shape
     (3, 5)
     """
-    q = jnp.asarray(q)
-    v = (q * jnp.asarray(pi)).sum(axis=-1)
-    return q[trajectory.states, trajectory.actions], v[trajectory.next_states]
+    q, pi = _table("q", q, "[S, A]"), jnp.asarray(pi)
+    if pi.shape != q.shape:
+        raise ValueError(f"pi must have the shape {q.shape} of q, got {pi.shape}")
+    here = look_up(q, trajectory.states, trajectory.actions)
+    return here, look_up((q * pi).sum(axis=-1), trajectory.next_states)
 
 
 def gather_states(trajectory: Trajectory, v: ArrayLike) -> tuple[Array, Array]:
@@ -77,7 +106,7 @@ def gather_states(trajectory: Trajectory, v: ArrayLike) -> tuple[Array, Array]:
         v: `[S]`.
 
     Returns:
-        `v` and `v_next` as `targets.vtrace` takes them, each `[..., T]`.
+        `v` and `v_next` as `targets.vtrace` takes them, each `[..., T]`; NaN for a state that the table does not have.
 
     >>> import jax, marginax as mx
     >>> mdp, pi, mu = mx.problems.chain(n=4, actions=2)
@@ -86,8 +115,8 @@ def gather_states(trajectory: Trajectory, v: ArrayLike) -> tuple[Array, Array]:
     >>> v_next.shape
     (3, 5)
     """
-    v = jnp.asarray(v)
-    return v[trajectory.states], v[trajectory.next_states]
+    v = _table("v", v, "[S]")
+    return look_up(v, trajectory.states), look_up(v, trajectory.next_states)
 
 
 def gather_pairs(trajectory: Trajectory, table: ArrayLike) -> Array:
@@ -100,7 +129,7 @@ def gather_pairs(trajectory: Trajectory, table: ArrayLike) -> Array:
             step, so that a target made of them estimates the operator at that step only.
 
     Returns:
-        `[..., T]`.
+        `[..., T]`; NaN for a state or action that the table does not have.
 
     >>> import jax, marginax as mx
     >>> mdp, pi, mu = mx.problems.chain(n=4, actions=2)
@@ -108,12 +137,12 @@ def gather_pairs(trajectory: Trajectory, table: ArrayLike) -> Array:
     >>> gather_pairs(trajectory, mx.traces.retrace(pi, mu)).shape
     (3, 5)
     """
-    table = jnp.asarray(table)
+    table = _table("table", table, "[S, A]", "[H, S, A]")
     if table.ndim == 2:
-        return table[trajectory.states, trajectory.actions]
+        return look_up(table, trajectory.states, trajectory.actions)
     steps = jnp.arange(trajectory.states.shape[-1])
     horizon = table.shape[0]
-    traces = table[jnp.clip(steps - 1, 0, horizon - 1), trajectory.states, trajectory.actions]
+    traces = look_up(table, jnp.clip(steps - 1, 0, horizon - 1), trajectory.states, trajectory.actions)
     return jnp.where(steps <= horizon, traces, 0)
 
 
@@ -125,7 +154,8 @@ def gather_weights(trajectory: Trajectory, weights: ArrayLike) -> Array:
         weights: `[S, A, S, A]`, or for V-trace `[S, S]`.
 
     Returns:
-        `[..., T, T]`, start `t` and step `s` at `[..., t, s]`, as `targets.marginalized` takes it.
+        `[..., T, T]`, start `t` and step `s` at `[..., t, s]`, as `targets.marginalized` takes it; NaN for a state or action that
+        the table does not have.
 
     >>> import jax, marginax as mx
     >>> mdp, pi, mu = mx.problems.chain(n=4, actions=2)
@@ -133,8 +163,8 @@ def gather_weights(trajectory: Trajectory, weights: ArrayLike) -> Array:
     >>> gather_weights(trajectory, mx.weights.exact(mdp, mu, mx.traces.retrace(pi, mu))).shape
     (3, 5, 5)
     """
-    w = jnp.asarray(weights)
+    w = _table("weights", weights, "[S, A, S, A]", "[S, S]")
     x, a = jnp.asarray(trajectory.states), jnp.asarray(trajectory.actions)
     if w.ndim == 2:
-        return w[x[..., :, None], x[..., None, :]]
-    return w[x[..., :, None], a[..., :, None], x[..., None, :], a[..., None, :]]
+        return look_up(w, x[..., :, None], x[..., None, :])
+    return look_up(w, x[..., :, None], a[..., :, None], x[..., None, :], a[..., None, :])

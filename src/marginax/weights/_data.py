@@ -30,6 +30,8 @@ __all__ = [
     "row_of",
     "rows_of",
     "start_of",
+    "table_of",
+    "traces_along",
     "traces_of",
 ]
 
@@ -67,17 +69,36 @@ def read_steps(trajectories: Trajectory) -> Steps:
     def rows(field: Array | np.ndarray) -> Array:
         return jnp.asarray(field).reshape(-1, field.shape[-1])
 
+    def indices(kept: Array, name: str) -> Array:
+        field = getattr(trajectories, name)
+        if field.dtype.kind not in "iu":
+            raise ValueError(f"trajectories.{name} must be whole numbers, got {field.dtype}")
+        return jnp.where(
+            kept, rows(field).astype(jnp.int32), 0
+        )  # the number of a pair may need more than 8 bits
+
     valid = rows(trajectories.valid)
     arrives = valid & (rows(trajectories.discounts) != 0)
     next_valid = jnp.concatenate([valid[:, 1:], jnp.zeros_like(valid[:, :1])], axis=1)
     return Steps(
-        states=jnp.where(valid, rows(trajectories.states), 0),
-        actions=jnp.where(valid, rows(trajectories.actions), 0),
-        next_states=jnp.where(arrives, rows(trajectories.next_states), 0),
+        states=indices(valid, "states"),
+        actions=indices(valid, "actions"),
+        next_states=indices(arrives, "next_states"),
         valid=valid,
         arrives=arrives,
         follows=arrives & ~rows(trajectories.truncated) & next_valid,
     )
+
+
+def traces_along(steps: Steps, c: Float[Array, "S A"]) -> Float[Array, "B T"]:
+    """``c(x_t, a_t)`` of every step; all NaN if a step lies outside of the table, which cannot be refused under ``jit``."""
+    outside = [
+        ((index < 0) | (index >= size)).any()
+        for index, size in zip(
+            (steps.states, steps.next_states, steps.actions), (*c.shape[:1] * 2, c.shape[1]), strict=True
+        )
+    ]
+    return jnp.where(jnp.stack(outside).any(), jnp.nan, c[steps.states, steps.actions])
 
 
 class Links(NamedTuple):
@@ -101,11 +122,11 @@ class Links(NamedTuple):
 
 
 def link_steps(
-    trajectories: Trajectory, c: ArrayLike, discount: Array, on_states: bool, paths: bool = False
+    trajectories: Trajectory, c: ArrayLike, discount: Array, shape: tuple[int, ...], paths: bool = False
 ) -> Links:
-    """Reads what sums over starts and later visits need; works under ``jit``."""
-    steps, table = read_steps(trajectories), jnp.asarray(c, discount.dtype)
-    traces = table[steps.states, steps.actions]
+    """Reads what sums over starts and later visits need, for an estimator of shape ``(S, A)`` or ``(S,)``; works under ``jit``."""
+    steps, table, on_states = read_steps(trajectories), table_of(c, shape, discount.dtype), len(shape) == 1
+    traces = traces_along(steps, table)
     discounted = jnp.where(steps.follows, discount, 0)
     start = steps.states if on_states else steps.states * table.shape[1] + steps.actions
     return Links(
@@ -117,6 +138,15 @@ def link_steps(
         discounted=discounted,
         traced=discounted * (traces if on_states else jnp.roll(traces, -1, axis=1)),
     )
+
+
+def table_of(c: ArrayLike | None, shape: tuple[int, ...], dtype: Any) -> Float[Array, "S A"]:
+    """Traces as an estimator of shape ``(S, A)`` or ``(S,)`` reads them; works under ``jit``."""
+    if c is None:
+        raise ValueError("c is needed: the traces [S, A] that the weights are those of")
+    table = jnp.asarray(c, dtype)
+    checks.shaped("c", table.shape, shape if len(shape) == 2 else (*shape, None))
+    return table
 
 
 def traces_of(c: ArrayLike) -> FloatArray:
@@ -136,7 +166,8 @@ def discount_of(trajectories: Trajectory, discount: float | None, num_states: in
     if valid.ndim < 1 or not valid.any():
         raise ValueError(f"trajectories must hold at least one valid step, got shape {valid.shape}")
     checks.steps(trajectories, num_states, num_actions)
-    discounts = np.asarray(trajectories.discounts, dtype=np.float64)
+    held = np.asarray(trajectories.discounts)
+    discounts = held.astype(np.float64)
     alive = valid & (discounts != 0)
     if not alive.any():
         return 0.0 if given is None else given
@@ -146,7 +177,8 @@ def discount_of(trajectories: Trajectory, discount: float | None, num_states: in
             f"trajectories.discounts must be 0 or one value, but they hold both {least} and {most}"
         )
     if given is None:
-        return checks.discount(_shortest(most), "trajectories.discounts")
+        meant = float(most) if held.dtype == np.float64 else _shortest(most)
+        return checks.discount(meant, "trajectories.discounts")
     if abs(given - most) > 1e-6:
         raise ValueError(f"discount = {given} but trajectories.discounts hold {most}")
     return given
@@ -205,9 +237,9 @@ def _updated_weights(estimator: Any, trajectories: Trajectory, c: Array) -> Arra
 
 
 def divide(numerator: Array, denominator: Array) -> Array:
-    """Entry by entry; zero where nothing was met."""
-    met = denominator > 0
-    return jnp.where(met, numerator / jnp.where(met, denominator, 1), 0)
+    """Entry by entry; zero where nothing was met, NaN where that is not known."""
+    empty = denominator <= 0
+    return jnp.where(empty, 0, numerator / jnp.where(empty, 1, denominator))
 
 
 def eliminate(system: Float[Array, "k k_and_one"]) -> Float[Array, "k"]:

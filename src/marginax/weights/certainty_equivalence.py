@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from marginax._checks import FloatArray
 from marginax.trajectories import Trajectory
-from marginax.weights._data import divide, fixed_behaviour, fixed_discount, read_steps
+from marginax.weights._data import divide, fixed_behaviour, fixed_discount, read_steps, table_of
 from marginax.weights._model import EstimateInfo, model_of
 from marginax.weights.empirical import EmpiricalMDP
 
@@ -97,7 +97,7 @@ class CertaintyEquivalence(eqx.Module):
         """Frequencies p, the behaviour policy, and π̃ = cμ."""
         behaviour = self.counts.action_frequencies() if self.mu is None else self.mu
         p = self.counts.transitions("average", behaviour)
-        traced = jnp.asarray(c, p.dtype) * behaviour
+        traced = table_of(c, behaviour.shape, p.dtype) * behaviour
         if self.mu is None:
             traced = traced / jnp.maximum(traced.sum(axis=-1, keepdims=True), 1)
         return p, behaviour, traced

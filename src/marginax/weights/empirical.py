@@ -164,8 +164,9 @@ class EmpiricalMDP(eqx.Module):
             valid: which transitions count, for padding and for folds; all when omitted.
 
         Raises:
-            ValueError: for arrays of different shapes; on the host, for an index outside the tables, and if only a part of the
-                data has behaviour probabilities.
+            ValueError: for arrays of different shapes, and for indices that are no integers; on the host, for an index outside the tables, and if only a part of the
+                data has behaviour probabilities. In the dense form an index outside makes the frequencies of all pairs NaN that
+                the call counts.
         """
         columns = {"actions": actions, "next_states": next_states, "ended": ended, "rewards": rewards}
         columns |= {"first": first, "behaviour": behaviour, "valid": valid}
@@ -174,14 +175,22 @@ class EmpiricalMDP(eqx.Module):
                 raise ValueError(
                     f"{name} must have the shape of states, {np.shape(states)}, got {np.shape(values)}"
                 )
+        for name, values in {"states": states, "actions": actions, "next_states": next_states}.items():
+            array: Any = values if isinstance(values, jax.Array) else np.asarray(values)
+            if array.size and array.dtype.kind not in "biu":
+                raise ValueError(f"{name} must be whole numbers, got {array.dtype}")
         if self.dense:
             return self._add_dense(states, actions, next_states, ended, valid, rewards, first, behaviour)
         kept = slice(None) if valid is None else np.asarray(valid, bool)
 
+        if np.ndim(states) != 1:
+            raise ValueError(f"states must be a flat array [N], got shape {np.shape(states)}")
+
         def column(values: ArrayLike, kind: type | None = None) -> Any:
             return np.asarray(values, kind)[kept]
 
-        x, a, y, goes_on = column(states), column(actions), column(next_states), ~column(ended, bool)
+        x, a, y = (column(values, np.int64) for values in (states, actions, next_states))
+        goes_on = ~column(ended, bool)
         s, k = self.visits.shape
         for name, values, size in (("states", x, s), ("actions", a, k), ("next_states", y[goes_on], s)):
             if values.size and (values.min() < 0 or values.max() >= size):
@@ -189,7 +198,7 @@ class EmpiricalMDP(eqx.Module):
                 raise ValueError(f"{name} must lie in range({size}), but one of them is {bad}")
         if x.size:
             self._check_logged(behaviour is not None)
-        pair = x.astype(np.int64) * k + a
+        pair = x * k + a
 
         def sums(weights: Any = None) -> np.ndarray:
             return np.bincount(pair, weights, minlength=s * k).reshape(s, k)
@@ -215,7 +224,13 @@ class EmpiricalMDP(eqx.Module):
         x, a, y, ended = jnp.asarray(x), jnp.asarray(a), jnp.asarray(y), jnp.asarray(ended, bool)
         counted = jnp.ones(x.shape, bool) if valid is None else jnp.asarray(valid, bool)
         goes_on = counted & ~ended
-        x, a, y = jnp.where(counted, x, 0), jnp.where(counted, a, 0), jnp.where(goes_on, y, 0)
+        indices = [
+            jnp.where(kept, i.astype(jnp.int32), 0) for i, kept in ((x, counted), (a, counted), (y, goes_on))
+        ]
+        x, a, y = (jnp.clip(i, 0, n - 1) for i, n in zip(indices, self.successors.shape, strict=True))
+        # What lies outside of the tables cannot be refused under `jit`: then nothing is known about any pair of this batch.
+        outside = jnp.stack([i != place for i, place in zip(indices, (x, a, y), strict=True)]).any()
+        known = jnp.where(outside, jnp.nan, jnp.ones((), dtype))
 
         def added(table: Any, values: Any) -> Array:
             if values is None:
@@ -227,7 +242,7 @@ class EmpiricalMDP(eqx.Module):
             begins = begins.at[x].add((counted & jnp.asarray(first, bool)).astype(dtype))
         return EmpiricalMDP(
             added(self.visits, jnp.ones(x.shape)),
-            self.successors.at[x, a, y].add(goes_on.astype(dtype)),
+            self.successors.at[x, a, y].add(goes_on * known),
             added(self.reward_sums, rewards),
             begins,
             added(self.behaviour_sums, behaviour),
@@ -300,7 +315,11 @@ class EmpiricalMDP(eqx.Module):
 
     def _shares(self, mu: Any) -> Any:
         """μ among the actions that were taken, `[S, A]`; zero in states that were never left."""
-        seen = np.where(self.support, mu, 0.0) if not self.dense else jnp.where(self.support, mu, 0)
+        seen: Any
+        if self.dense:
+            seen = jnp.where(self.support, mu, 0)
+        else:
+            seen = np.where(self.support, checks.array("mu", mu, self.visits.shape), 0.0)
         return _ratio(seen, seen.sum(axis=1, keepdims=True))
 
     def rewards(self) -> Any:
@@ -327,7 +346,9 @@ class EmpiricalMDP(eqx.Module):
         return mean / array.maximum(mean.sum(axis=1, keepdims=True), 1.0)
 
     def mdp(self, discount: float, *, unseen: str = "end", mu: Any = None) -> TabularMDP:
-        """The empirical MDP with exact values, on the host: p̂, r̂ and the frequencies of starts (uniform if there are none).
+        """The empirical MDP with exact values, on the host and in double precision: p̂, r̂ and the frequencies of starts.
+
+        Starts are uniform if none were counted.
 
         Args:
             discount: γ.
@@ -338,15 +359,20 @@ class EmpiricalMDP(eqx.Module):
         >>> counts.mdp(0.5).v_values([[1.0]])
         array([1.33333333])
         """
-        s, a = self.visits.shape
-        p = self.transitions(unseen, mu)
-        if self.dense:
-            p = np.asarray(p, np.float64)
-        elif s * a * s <= DENSE_ENTRIES or p.nnz > 0.1 * s * a * s:
+        counts = self._on_host() if self.dense else self
+        s, a = counts.visits.shape
+        p = counts.transitions(unseen, mu)
+        if self.dense or s * a * s <= DENSE_ENTRIES or p.nnz > 0.1 * s * a * s:
             p = p.toarray().reshape(s, a, s)
-        starts = np.asarray(self.starts, np.float64)
-        initial = starts / starts.sum() if starts.any() else None
-        return TabularMDP(p, np.asarray(self.rewards(), np.float64), discount, initial)
+        initial = counts.starts / counts.starts.sum() if counts.starts.any() else None
+        return TabularMDP(p, counts.rewards(), discount, initial)
+
+    def _on_host(self) -> "EmpiricalMDP":
+        """The dense form as the other one. In single precision pseudo-counts are rounded, but visits that ended are whole."""
+        visits, successors, *others = (np.asarray(field, np.float64) for field in jax.tree.leaves(self))
+        went_on = successors.sum(axis=-1)
+        table = sp.csr_array(successors.reshape(visits.size, -1))
+        return EmpiricalMDP(went_on + np.round(visits - went_on), table, *others)
 
 
 def estimate_behaviour(

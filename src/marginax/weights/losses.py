@@ -4,7 +4,7 @@ Each loss takes what the networks say on the pairs $(x_t, a_t)$ of a sequence th
 returns a scalar to differentiate; `jax.vmap` and a mean make batches. Whether the networks also see the start
 is the caller's choice: with it they estimate $w^c_{x_0,a_0}(x_t,a_t)$, without it its average over starts.
 
-| argument, `[T]` each | |
+| argument, `[T]` each, of JAX, NumPy or lists | |
 |---|---|
 | `weights` | $w(x_t, a_t)$ |
 | `critic` | the adversary's value of $(x_t, a_t)$ |
@@ -22,11 +22,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
+from numpy.typing import ArrayLike
 
 
-def cumulative(
-    traces: Float[Array, "T"], cut: Bool[Array, "T"] | None = None
-) -> tuple[Float[Array, "T"], Bool[Array, "T"]]:
+def cumulative(traces: ArrayLike, cut: ArrayLike | None = None) -> tuple[Float[Array, "T"], Bool[Array, "T"]]:
     r"""The products $C_t = c_1 \cdots c_t$, with $C_0 = 1$, and which steps are reached before a cut.
 
     Args:
@@ -39,19 +38,20 @@ def cumulative(
     >>> cumulative(jnp.array([9.0, 0.5, 0.5]))[0]
     Array([1.  , 0.5 , 0.25], dtype=float32)
     """
+    (traces,) = _sequences(traces=traces)
     first = jnp.ones_like(traces[:1])
     reached = jnp.ones(traces.shape, bool)
     if cut is not None:
-        reached = jnp.concatenate([first > 0, jnp.cumprod(~cut[:-1], dtype=bool)])
+        reached = jnp.concatenate([first > 0, jnp.cumprod(~_flags("cut", cut, traces)[:-1], dtype=bool)])
     factors = jnp.concatenate([first, traces[1:]])
     return jnp.cumprod(jnp.where(reached, factors, 0)), reached
 
 
 def regression(
-    weights: Float[Array, "T"],
-    traces: Float[Array, "T"],
-    discounts: Float[Array, "T"],
-    truncated: Bool[Array, "T"] | None = None,
+    weights: ArrayLike,
+    traces: ArrayLike,
+    discounts: ArrayLike,
+    truncated: ArrayLike | None = None,
 ) -> Float[Array, ""]:
     r"""Least squares on the cumulative traces.
 
@@ -62,13 +62,14 @@ def regression(
     >>> regression(jnp.array([1.0, 0.25]), jnp.array([1.0, 0.5]), jnp.full(2, 0.5))
     Array(0.03125, dtype=float32)
     """
+    weights, traces, discounts = _sequences(weights=weights, traces=traces, discounts=discounts)
     seen = _read(traces, discounts, truncated)
     return jnp.sum(seen.powers * jnp.where(seen.reached, weights - seen.products, 0) ** 2)
 
 
 def deviance(
-    scores: Float[Array, "*shape"],
-    products: Float[Array, "*shape"],
+    scores: ArrayLike,
+    products: ArrayLike,
     power: float | int,
     shift: float | int = 0.0,
 ) -> Float[Array, "*shape"]:
@@ -92,6 +93,7 @@ def deviance(
     >>> deviance(jnp.log(jnp.array([1.0, 2.0, 4.0])), jnp.full(3, 2.0), power=2)
     Array([2.       , 1.6931472, 1.8862944], dtype=float32)
     """
+    scores, products = jnp.asarray(scores), jnp.asarray(products)
     if shift:
         scores, products = jnp.logaddexp(scores, jnp.log(shift)), products + shift
     if power == 1:
@@ -104,15 +106,15 @@ def deviance(
 
 
 def path_deviance(
-    scores: Float[Array, "T"],
-    traces: Float[Array, "T"],
-    discounts: Float[Array, "T"],
-    truncated: Bool[Array, "T"] | None = None,
+    scores: ArrayLike,
+    traces: ArrayLike,
+    discounts: ArrayLike,
+    truncated: ArrayLike | None = None,
     *,
     power: float | int = 1.0,
     mixture: float | int = 1.0,
     shift: float | int = 0.01,
-    bootstrap: Float[Array, "T"] | None = None,
+    bootstrap: ArrayLike | None = None,
 ) -> Float[Array, ""]:
     r"""The loss of $u(x_t \mid x_0, a_0) = e^{f_t}$, the mean product of the traces on the way to $x_t$.
 
@@ -141,6 +143,7 @@ def path_deviance(
     >>> bool(jnp.abs(jax.grad(path_deviance)(f, traces, discounts)).max() < 1e-6)
     True
     """
+    scores, traces, discounts = _sequences(scores=scores, traces=traces, discounts=discounts)
     seen = _read(traces, discounts, truncated)
     known = (jnp.arange(len(scores)) < 2) | ~seen.reached
     scores = jnp.where(known, 0, scores)
@@ -151,7 +154,7 @@ def path_deviance(
         return trace * ((1 - mixture) * u + mixture * product), product
 
     one = jnp.ones_like(scores[0])
-    u = jnp.exp(scores) if bootstrap is None else bootstrap
+    u = jnp.exp(scores) if bootstrap is None else _sequences(scores=scores, bootstrap=bootstrap)[1]
     u = jax.lax.stop_gradient(jnp.where(known, 1, u))
     _, products = jax.lax.scan(step, one, (traces[1:], u[1:]), unroll=min(16, len(scores)))
     each = deviance(scores, jnp.concatenate([one[None], products]), power, shift)
@@ -159,11 +162,11 @@ def path_deviance(
 
 
 def saddle_point(
-    weights: Float[Array, "T"],
-    critic: Float[Array, "T"],
-    traces: Float[Array, "T"],
-    discounts: Float[Array, "T"],
-    truncated: Bool[Array, "T"] | None = None,
+    weights: ArrayLike,
+    critic: ArrayLike,
+    traces: ArrayLike,
+    discounts: ArrayLike,
+    truncated: ArrayLike | None = None,
 ) -> Float[Array, ""]:
     r"""The empirical balance of the weights against a critic (the paper's $\hat L$, corrected).
 
@@ -177,14 +180,15 @@ def saddle_point(
     >>> saddle_point(jnp.array([1.0, 0.5]), jnp.array([0.5, -0.5]), traces, jnp.full(2, 0.5))
     Array(0., dtype=float32)
     """
+    weights, critic, traces, discounts = _sequences(
+        weights=weights, critic=critic, traces=traces, discounts=discounts
+    )
     seen = _read(traces, discounts, truncated)
     kept = jnp.where(seen.reached, weights, 0)
     return critic[0] - jnp.sum(seen.powers * kept * _differences(critic, traces, discounts, seen))
 
 
-def penalty(
-    scores: Float[Array, "T"], discounts: Float[Array, "T"], truncated: Bool[Array, "T"] | None = None
-) -> Float[Array, ""]:
+def penalty(scores: ArrayLike, discounts: ArrayLike, truncated: ArrayLike | None = None) -> Float[Array, ""]:
     r"""Half the square of a critic before its tanh, $\tfrac12 \sum_t \gamma^t s_t^2$: subtract it from the saddle point.
 
     A tanh that saturates has no gradient, and a critic of one sign everywhere is where plain ascent ends up. At
@@ -195,16 +199,17 @@ def penalty(
     >>> penalty(jnp.array([2.0, 1.0]), jnp.full(2, 0.5))
     Array(2.25, dtype=float32)
     """
+    scores, discounts = _sequences(scores=scores, discounts=discounts)
     seen = _read(scores, discounts, truncated)
     return 0.5 * jnp.sum(seen.powers * jnp.where(seen.reached, scores, 0) ** 2)
 
 
 def fenchel(
-    weights: Float[Array, "T"],
-    critic: Float[Array, "T"],
-    traces: Float[Array, "T"],
-    discounts: Float[Array, "T"],
-    truncated: Bool[Array, "T"] | None = None,
+    weights: ArrayLike,
+    critic: ArrayLike,
+    traces: ArrayLike,
+    discounts: ArrayLike,
+    truncated: ArrayLike | None = None,
 ) -> Float[Array, ""]:
     r"""The Fenchel dual form of DualDICE with target policy $\tilde\pi = c\mu$ (the paper's appendix).
 
@@ -217,15 +222,16 @@ def fenchel(
     >>> fenchel(jnp.array([1.0, 0.5]), jnp.zeros(2), jnp.array([1.0, 0.5]), jnp.full(2, 0.9))
     Array(-0.6125, dtype=float32)
     """
+    weights, critic, traces, discounts = _sequences(
+        weights=weights, critic=critic, traces=traces, discounts=discounts
+    )
     seen = _read(traces, discounts, truncated)
     kept = jnp.where(seen.reached, weights, 0)
     errors = _differences(critic, traces, discounts, seen)
     return jnp.sum(seen.powers * (errors * kept - kept**2 / 2)) - critic[0]
 
 
-def normalise(
-    weights: Float[Array, "*batch"], valid: Bool[Array, "*batch"], power: float | int = 1.0
-) -> Float[Array, "*batch"]:
+def normalise(weights: ArrayLike, valid: ArrayLike, power: float | int = 1.0) -> Float[Array, "*batch"]:
     r"""Weights of a batch raised to a power and divided by their mean: $\tilde w_j = w_j^T / \mathrm{mean}_k w_k^T$.
 
     The paper divides by the sum and multiplies the target by $(1-\gamma)^{-1}$, which is the same at
@@ -242,24 +248,48 @@ def normalise(
     >>> normalise(jnp.array([1.0, 3.0, 9.0]), jnp.array([True, True, False]))
     Array([0.5, 1.5, 0. ], dtype=float32)
     """
+    weights, valid = jnp.asarray(weights), jnp.asarray(valid, bool)
     raised = jnp.where(valid, jnp.maximum(weights, 1e-8) ** power, 0)
     return raised / (jnp.sum(raised) / jnp.maximum(jnp.sum(valid), 1))
 
 
 class _Read(NamedTuple):
-    """What a sequence says where it is reached: $C_t$, γ^t (both zero after a cut), and the cuts themselves."""
+    """What a sequence says where it is reached: $C_t$ and γ^t, both zero after a cut."""
 
     products: Array
     powers: Array
     reached: Array
     cut: Array
+    """The steps after which the sequence does not go on, and all that are not reached."""
 
 
-def _read(traces: Array, discounts: Array, truncated: Array | None) -> _Read:
+def _sequences(**arrays: ArrayLike) -> list[Array]:
+    """The arguments of a loss as arrays `[T]` of one length. A batch without `jax.vmap` would be read as one sequence."""
+    found: list[Array] = []
+    for name, value in arrays.items():
+        array = jnp.asarray(value)
+        found.append(array.astype(jnp.result_type(array, float)))
+        if array.ndim != 1 or array.size == 0 or array.shape != found[0].shape:
+            wanted = (
+                f"{found[0].shape}, that of {next(iter(arrays))}" if len(found) > 1 else "[T] with T >= 1"
+            )
+            raise ValueError(f"{name} must have shape {wanted}, got {array.shape}; jax.vmap makes batches")
+    return found
+
+
+def _flags(name: str, value: ArrayLike, like: Array) -> Array:
+    flags = jnp.asarray(value, bool)
+    if flags.shape != like.shape:
+        raise ValueError(f"{name} must have shape {like.shape}, one entry a step, got {flags.shape}")
+    return flags
+
+
+def _read(traces: Array, discounts: Array, truncated: ArrayLike | None) -> _Read:
     cut = (discounts == 0).at[-1].set(True)
-    cut = cut if truncated is None else cut | truncated
-    powers = jnp.cumprod(jnp.where(cut, 0, discounts)[:-1])
+    cut = cut if truncated is None else cut | _flags("truncated", truncated, discounts)
     products, reached = cumulative(traces, cut)
+    cut = cut | ~reached
+    powers = jnp.cumprod(jnp.where(cut, 0, discounts)[:-1])
     return _Read(products, jnp.concatenate([jnp.ones_like(discounts[:1]), powers]), reached, cut)
 
 

@@ -20,6 +20,7 @@ from marginax.weights._data import (
     link_steps,
     row_of,
     rows_of,
+    table_of,
 )
 
 __all__ = ["MonteCarlo", "monte_carlo"]
@@ -129,7 +130,7 @@ class MonteCarlo(eqx.Module):
         Returns:
             The new estimator.
         """
-        links = link_steps(trajectories, c, self.discount, len(self.shape) == 1, self.factored)
+        links = link_steps(trajectories, c, self.discount, self.shape, self.factored)
         rows, n = self.sums.shape[0], self.sums.shape[-1]
         row = rows_of(links, rows, self.start)
         sums, share = self.sums, jnp.ones(row.shape, self.sums.dtype)
@@ -170,11 +171,7 @@ class MonteCarlo(eqx.Module):
         """
         table = self.sums[:, 0] if self.as_printed else divide(self.sums[:, 0], self.sums[:, 1])
         if self.visits is not None:
-            if c is None:
-                raise ValueError(
-                    "c is needed: weights are the learned paths times the traces of the last action"
-                )
-            table = assemble(table, jnp.asarray(c, table.dtype), self.visits, self.start)
+            table = assemble(table, table_of(c, self.shape, table.dtype), self.visits, self.start)
         return table.reshape(self.shape if self.start is not None else self.shape * 2)
 
 

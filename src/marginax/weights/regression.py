@@ -20,6 +20,7 @@ from marginax.weights._data import (
     link_steps,
     rows_of,
     start_of,
+    table_of,
     traces_of,
 )
 from marginax.weights.monte_carlo import monte_carlo
@@ -123,7 +124,7 @@ class Regression(eqx.Module):
     def update(self, trajectories: Trajectory, c: ArrayLike) -> "Regression":
         """The estimator after more trajectories, fields `[..., T]`, with traces `c[S, A]`."""
         on_states = len(self.shape) == 1
-        links = link_steps(trajectories, c, self.discount, on_states, paths=not on_states)
+        links = link_steps(trajectories, c, self.discount, self.shape, paths=not on_states)
 
         def step(carry: Any, inputs: tuple[Array, ...]) -> tuple[Any, None]:
             gram, moment, gram_tail, moment_tail = carry
@@ -171,7 +172,7 @@ class Regression(eqx.Module):
         """
         table = self.paths()
         if self.visits is not None:
-            table = assemble(table, jnp.asarray(c, table.dtype), self.visits, None)
+            table = assemble(table, table_of(c, self.shape, table.dtype), self.visits, None)
         return table.reshape(self.shape * 2)
 
 

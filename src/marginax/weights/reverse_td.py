@@ -36,6 +36,8 @@ from marginax.weights._data import (
     read_steps,
     row_of,
     rows_of,
+    table_of,
+    traces_along,
 )
 
 __all__ = ["ReverseTD", "reverse_td"]
@@ -119,9 +121,10 @@ class ReverseTD(eqx.Module):
 
     def update(self, trajectories: Trajectory, c: ArrayLike) -> "ReverseTD":
         """The estimator after more trajectories, fields `[..., T]`, with traces `c[S, A]`."""
-        links = link_steps(trajectories, c, self.discount, self.on_states, paths=True)
+        shape = self.actions.shape
+        links = link_steps(trajectories, c, self.discount, shape[: 1 if self.on_states else 2], paths=True)
         steps, rows = read_steps(trajectories), self.visits.shape[1]
-        traces = jnp.asarray(c, self.flows.dtype)[steps.states, steps.actions]
+        traces = traces_along(steps, table_of(c, shape, self.flows.dtype))
         row = rows_of(links, rows, self.start)
 
         def step(carry: Any, now: tuple[Array, ...]) -> tuple[Any, None]:
@@ -147,7 +150,7 @@ class ReverseTD(eqx.Module):
 
     def paths(self, c: ArrayLike) -> Float[Array, "rows S"]:
         """u of each start, for the traces `c[S, A]` of the updates; NaN for a start from which the sum over time diverges."""
-        traces = jnp.asarray(c, self.flows.dtype)
+        traces = table_of(c, self.actions.shape, self.flows.dtype)
         if self.mu is None:
             mean = divide((self.actions * traces).sum(axis=1), self.actions.sum(axis=1))
             mean = jnp.minimum(mean, 1)
@@ -175,8 +178,9 @@ class ReverseTD(eqx.Module):
             c: the traces `[S, A]` of the updates.
         """
         states, actions = self.actions.shape
-        last = jnp.ones((states, 1)) if self.on_states else jnp.asarray(c, self.flows.dtype)
-        table = assemble(self.paths(c), last, self.visits, self.start)
+        paths = self.paths(c)
+        last = jnp.ones((states, 1)) if self.on_states else jnp.asarray(c, paths.dtype)
+        table = assemble(paths, last, self.visits, self.start)
         one = (states,) if self.on_states else (states, actions)
         return table.reshape(one if self.start is not None else one * 2)
 
