@@ -66,7 +66,8 @@ def test_doubly_robust_equals_plain_loops():
     episodes = naive.episodes_of(log)
     value = weighted(log, pi, critics).estimates()["doubly-robust"].value
     # The recursion holds for v(x) = Σ_a π q and for any other v alike.
-    np.testing.assert_allclose(value, naive.doubly_robust(episodes, pi, GAMMA, critics), rtol=1e-5)
+    expected = naive.doubly_robust(episodes, pi, GAMMA, [critics[fold] for fold in log.folds()])
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
     value = weighted(log, pi, critics[:1] * 2).estimates()["weighted-doubly-robust"].value
     np.testing.assert_allclose(
         value, naive.weighted_doubly_robust(episodes, pi, GAMMA, critics[0]), rtol=1e-5
@@ -259,3 +260,41 @@ def test_variable_lengths_keep_ended_episodes_in_the_average():
     result = evaluate(log, pi, discount=GAMMA)
     for name, one in result.answers.items():
         np.testing.assert_allclose(one.value, GAMMA / 2, rtol=1e-4, err_msg=name)
+
+
+def test_folds_halve_every_pair_of_episodes_and_follow_no_turns():
+    one = {"states": [0], "actions": [0], "rewards": [0.0], "terminal": True}
+    log = Log.from_episodes([one] * 1000)
+    fold = log.folds()
+    assert (fold.reshape(-1, 2).sum(axis=1) == 1).all()
+    for arms in range(2, 17):  # episodes that get one of so many arms by turns
+        share = [fold[arm::arms].mean() for arm in range(arms)]
+        assert 0.25 < min(share) <= max(share) < 0.75
+    chunk = log.select(np.arange(10))
+    np.testing.assert_array_equal(chunk.folds(first=490), fold[490:500])
+
+
+def test_doubly_robust_of_a_log_in_which_actions_were_taken_by_turns():
+    """Of two folds by turns, neither would show what the other's action pays."""
+    rng, names = (
+        np.random.default_rng(0),
+        ["doubly-robust", "weighted-doubly-robust", "doubly-robust-state-ratio"],
+    )
+    inside = dict.fromkeys(names, 0)
+    for _ in range(20):
+        log = Log.from_episodes(
+            [
+                {
+                    "states": [0],
+                    "actions": [a],
+                    "rewards": [a + rng.normal()],
+                    "terminal": True,
+                    "behaviour": [0.5],
+                }
+                for a in [0, 1] * 100
+            ]
+        )
+        answers = evaluate(log, [[0.3, 0.7]], discount=0.9, estimators=names).answers
+        for name in names:
+            inside[name] += 0.7 in answers[name].interval
+    assert min(inside.values()) >= 17, inside

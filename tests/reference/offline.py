@@ -65,10 +65,10 @@ def weighted_per_decision_is(episodes, pi, gamma):
 
 
 def doubly_robust(episodes, pi, gamma, critics):
-    """The backward recursion of Jiang and Li; critics[i % 2] for episode i; V(x_T) after a truncation."""
+    """The backward recursion of Jiang and Li; critics[i] for episode i; V(x_T) after a truncation."""
     values = []
     for i, episode in enumerate(episodes):
-        q, v = critics[i % 2]
+        q, v = critics[i]
         following = 0.0 if episode[-1][4] else v[episode[-1][3]]
         for x, a, r, _, _, mu in reversed(episode):
             following = v[x] + pi[x, a] / mu * (r + gamma * following - q[x, a])

@@ -76,10 +76,8 @@ class Crew(abc.ABC):
         """
 
     @abc.abstractmethod
-    def reduce(
-        self, method: str, *arguments: Any, each: Sequence[Any] | None = None, by: str = "merge"
-    ) -> Any:
-        """What `call` yields, merged in order by `a.merge(b)` (or another method), which adds `b` to `a`."""
+    def reduce(self, method: str, *arguments: Any, each: Sequence[Any] | None = None) -> Any:
+        """What `call` yields, merged in order by `a.merge(b)`, which adds `b` to `a`."""
 
     @abc.abstractmethod
     def close(self) -> None:

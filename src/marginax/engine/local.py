@@ -133,12 +133,10 @@ class LocalCrew(Crew):
             for member, more in zip(self.members, last, strict=False)
         )
 
-    def reduce(
-        self, method: str, *arguments: Any, each: Sequence[Any] | None = None, by: str = "merge"
-    ) -> Any:
+    def reduce(self, method: str, *arguments: Any, each: Sequence[Any] | None = None) -> Any:
         first, *others = self.call(method, *arguments, each=each)
         for other in others:
-            getattr(first, by)(other)
+            first.merge(other)
         return first
 
     def close(self) -> None:

@@ -173,13 +173,11 @@ class RayCrew(Crew):
         for reference in self._ask(method, arguments, each):
             yield self._engine._get(reference, method)
 
-    def reduce(
-        self, method: str, *arguments: Any, each: Sequence[Any] | None = None, by: str = "merge"
-    ) -> Any:
+    def reduce(self, method: str, *arguments: Any, each: Sequence[Any] | None = None) -> Any:
         references, members = self._ask(method, arguments, each), self._members
         while len(references) > 1:
             starts = range(0, len(references), MERGED)
-            references = [members[k].merge.remote(by, *references[k : k + MERGED]) for k in starts]
+            references = [members[k].merge.remote(*references[k : k + MERGED]) for k in starts]
             members = members[::MERGED]
         return self._engine._get(references[0], method)
 
@@ -235,10 +233,10 @@ class _Resident:
     def call(self, method: str, shared: Sequence[Any], *last: Any) -> Any:
         return getattr(self.it, method)(*shared, *last)
 
-    def merge(self, by: str, first: Any, *others: Any) -> Any:
+    def merge(self, first: Any, *others: Any) -> Any:
         found = copy.deepcopy(first)  # arrays that have travelled cannot be changed
         for other in others:
-            getattr(found, by)(other)
+            found.merge(other)
         return found
 
 

@@ -167,7 +167,7 @@ def doubts(pairs: Pairs, logged: np.ndarray, seed: int) -> float:
     inputs = pairs.observations.astype(np.float64)
     hidden = inputs @ rng.normal(size=(inputs.shape[1], min(50, len(log) // 400)))
     phi = np.concatenate([np.tanh(hidden), inputs, np.ones((len(log), 1))], axis=1)
-    fold = np.repeat(np.arange(log.num_episodes) % 2, log.lengths)
+    fold = np.repeat(log.folds(), log.lengths)
     gain = -np.log(logged)
     for k in (0, 1):
         used = np.flatnonzero(fold != k)

@@ -13,7 +13,6 @@ when their functions are tables.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from marginax._solve import Resolvent
-from marginax.offline.log import Accumulator, Log
+from marginax.offline.log import FOLDS, Accumulator, Log
 from marginax.offline.results import Estimate, Influence
 from marginax.weights.empirical import EmpiricalMDP
 
@@ -31,7 +30,6 @@ ENDLESS = (
     "horizon or a discount below 1"
 )
 MANY = 1000.0  # visits of a pair from which a single episode hardly changes its mean
-FOLDS = 2  # episodes are split by their number for cross-fitting: doubly robust never meets its own data
 
 
 class Endless(ValueError):
@@ -63,7 +61,7 @@ class Counts(Accumulator):
             ValueError: for a state or action outside the tables, naming episode and step.
         """
         self._check(log)
-        fold = np.repeat(log.numbers(first) % FOLDS, log.lengths)
+        fold = np.repeat(log.folds(first), log.lengths)
         begins = np.zeros(len(log), dtype=bool)
         begins[log.offsets[:-1]] = True
         for k in range(FOLDS):
@@ -86,13 +84,6 @@ class Counts(Accumulator):
         self.reward_min = min(self.reward_min, other.reward_min)
         self.reward_max = max(self.reward_max, other.reward_max)
         self.has_behaviour = other.has_behaviour if self.has_behaviour is None else self.has_behaviour
-
-    def append(self, other: Counts) -> None:
-        """Adds the counts of chunks that follow these, and whose episodes were numbered from 0."""
-        shift = self.episodes % FOLDS
-        moved = copy.copy(other)
-        moved.folds = other.folds[-shift:] + other.folds[:-shift] if shift else other.folds
-        self.merge(moved)
 
     @property
     def whole(self) -> EmpiricalMDP:

@@ -280,12 +280,12 @@ class LinearFit:
 
 
 def fit(pairs: Pairs, discount: float, seed: int, *, horizon: int | None = None) -> LinearFit:
-    """Solves on all transitions, and on those of every second episode for the others."""
+    """Solves on all transitions, and on those of each half of the episodes for the other."""
     log = pairs.log
     sizes = pairs.observations.shape[1], pairs.actions.shape[1]
     dtype = np.float64 if len(log) <= _EXACT else np.float32
     features = Features(*sizes, pairs.discrete, seed, dtype=dtype)
-    size, fold = features.size, np.arange(log.num_episodes) % 2
+    size, fold = features.size, log.folds()
     by_row = np.repeat(fold, log.lengths)
     step = max(500, min(_BLOCK, 4_000_000 // (horizon or 1)))
     blocks = [

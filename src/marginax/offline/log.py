@@ -14,6 +14,7 @@ from marginax.trajectories import check_lengths, check_steps, step_name
 NO_SUCCESSORS = "nothing is left of the log: its episodes have one step, are truncated and come without their final observation"
 EMPTY = "the log is empty: there is no transition in it"
 _COLUMNS = ("states", "actions", "rewards", "next_states", "terminal", "behaviour", "rows")
+FOLDS = 2  # of episodes, for cross-fitting: doubly robust never meets its own data
 _LARGEST_LOG = 300.0  # products of ratios are cut at e^300, so that their squares stay finite
 
 
@@ -99,6 +100,17 @@ class Log:
     def numbers(self, first: int) -> np.ndarray:
         """[E] the numbers of the episodes in the whole log, of which the first one is given."""
         return first + np.arange(self.num_episodes)
+
+    def folds(self, first: int = 0) -> np.ndarray:
+        """[E] the fold of each episode: of every two that follow one another, chance puts one in each.
+
+        Folds by turns would separate the arms of an experiment whose episodes get them by turns.
+        """
+        number = self.numbers(first).astype(np.uint64)
+        pair = number // np.uint64(2) + np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # SplitMix64
+            pair = (pair ^ (pair >> np.uint64(shift))) * np.uint64(factor)
+        return ((number ^ (pair >> np.uint64(63))) % np.uint64(FOLDS)).astype(np.intp)
 
     def sums(self, x: np.ndarray) -> np.ndarray:
         """[E] sum of `x` [N] over each episode."""

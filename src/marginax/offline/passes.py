@@ -41,7 +41,7 @@ class Passes:
         self.notes: list[str] = []
 
     def count(self, counts: Counts) -> Counts:
-        """The first pass, in which episodes get their numbers."""
+        """The first pass."""
         return self.gather("counting", counts)
 
     def gather(self, name: str, empty: Gathered) -> Gathered:
@@ -147,16 +147,16 @@ class SpreadPasses(Passes):
             self.scratch[0].delete_dir(self.scratch[1])
 
     def count(self, counts: Counts) -> Counts:
-        for _ in self.progress("counting", [f"{len(self.shares)} shares"]):
-            found = self.crew.reduce("count", counts, each=self.shares, by="append")
-        sizes, dropped = zip(*self.crew.call("sizes", each=self.shares), strict=True)
+        """The first two passes: episodes must have their numbers before they are counted by folds."""
+        for _ in self.progress("numbering", [f"{len(self.shares)} shares"]):
+            sizes, dropped = zip(*self.crew.call("sizes", each=self.shares), strict=True)
         firsts = [0, *np.cumsum(sizes)[:-1].tolist()]
         self.shares = [
             share._replace(episode=first) for share, first in zip(self.shares, firsts, strict=True)
         ]
         assert isinstance(self.source, TableSource)
         self.source.set_aside(sum(dropped))
-        return found
+        return self.gather("counting", counts)
 
     def gather(self, name: str, empty: Gathered) -> Gathered:
         for _ in self.progress(name, [f"{len(self.shares)} shares"]):
@@ -193,16 +193,10 @@ class Shard:
         """For each file, its number of rows and the episodes of its rows where they change."""
         return [self.whole.episodes(k) for k in share.files]
 
-    def count(self, empty: Counts, share: Share) -> Counts:
-        """Counts of this share, its episodes numbered from 0."""
-        counts = self.gather(lambda: empty, share)
-        self._sizes = (counts.episodes, counts.steps, self.source.dropped)
-        return counts
-
     def sizes(self, share: Share) -> tuple[int, int]:
         """Episodes, and how many had a last step that was set aside."""
         self._take(share)
-        if self._sizes is None:  # this object was made again after its machine was lost
+        if self._sizes is None:
             logs = [(log.num_episodes, len(log)) for log in self.source.chunks()]
             self._sizes = (*(sum(values) for values in zip(*logs, strict=True)), self.source.dropped)  # type: ignore[assignment]
         assert self._sizes is not None

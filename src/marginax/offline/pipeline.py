@@ -350,8 +350,8 @@ class Weighing(Accumulator):
 
 
 def critic_errors(log: Log, critics: list[Model], first: int) -> tuple[np.ndarray, np.ndarray]:
-    """[N] r + γV(x') - Q(x,a) and [E] V(x_0), for episodes numbered from `first`; episode i has critic i modulo their number."""
-    fold = (first + np.arange(log.num_episodes)) % len(critics)
+    """[N] r + γV(x') - Q(x,a) and [E] V(x_0), for episodes numbered from `first`, each by the critic of its fold."""
+    fold = log.folds(first)
     rows = np.repeat(fold, log.lengths)
     begin = log.states[log.offsets[:-1]]
     delta, base = np.empty(len(log)), np.empty(log.num_episodes)

@@ -13,14 +13,13 @@ import numpy as np
 import scipy.sparse as sp
 
 from marginax.offline.certainty_equivalence import (
-    FOLDS,
     Layers,
     Model,
     WeightedErrors,
     effective_transitions,
     left_out,
 )
-from marginax.offline.log import Accumulator, Log, add_at
+from marginax.offline.log import FOLDS, Accumulator, Log, add_at
 from marginax.offline.results import Estimate, Influence
 
 
@@ -103,11 +102,12 @@ class StateRatioSums(Accumulator):
         self.mass, self.rewards, self.squares = (np.zeros((FOLDS, s)) for _ in range(3))
         self.starts = np.zeros(s)
         self.successors = [sp.csr_array((s, s)) for _ in range(FOLDS)]
-        self.seen = 0
+        self.seen = np.zeros(FOLDS, int)
 
     def update(self, log: Log, ratios: np.ndarray, first: int = 0) -> None:
         """Adds a chunk."""
-        fold = np.repeat(log.numbers(first) % FOLDS, log.lengths)
+        folds = log.folds(first)
+        fold = np.repeat(folds, log.lengths)
         s = len(self.starts)
         key = fold * s + log.states
         add_at(self.mass, key, ratios)
@@ -118,7 +118,7 @@ class StateRatioSums(Accumulator):
             rows = (fold == k) & ~log.terminal & (ratios > 0)
             entries = (ratios[rows], (log.states[rows], log.next_states[rows]))
             self.successors[k] = self.successors[k] + sp.coo_array(entries, shape=(s, s)).tocsr()
-        self.seen += log.num_episodes
+        self.seen += np.bincount(folds, minlength=FOLDS)
 
     def merge(self, other: StateRatioSums) -> None:
         """Adds the sums of other chunks."""
@@ -137,8 +137,7 @@ class StateRatioSums(Accumulator):
         layers = Layers(
             kernel, rewards * inverse, (~known).astype(float), starts, mass, self.discount, horizon
         )
-        episodes = self.seen if fold is None else (self.seen + (fold == 0)) // FOLDS
-        return layers, layers.d * inverse * episodes, successors
+        return layers, layers.d * inverse * self.seen[list(picked)].sum(), successors
 
 
 class StateRatioEstimate(Accumulator):
@@ -166,13 +165,14 @@ class StateRatioEstimate(Accumulator):
         starts = sums.starts / sums.starts.sum()
         self.value = float(starts @ self.layers.v[0])
         self.errors = WeightedErrors(self.ratio, self.layers.v[:-1], self.layers.v, of_states, sums.discount)
-        self.influence = Influence(sums.seen)
+        self.episodes = int(sums.seen.sum())
+        self.influence = Influence(self.episodes)
         if critics is not None:
             others = [sums.solve(horizon, fold)[1] for fold in reversed(range(FOLDS))]
             self.robust_errors = [
                 _pair_errors(u, m, successors) for u, m in zip(others, critics, strict=True)
             ]
-        self.robust = Influence(sums.seen)
+        self.robust = Influence(self.episodes)
         self.total = 0.0
 
     def update(self, log: Log, ratios: np.ndarray, first: int = 0) -> None:
@@ -184,7 +184,7 @@ class StateRatioEstimate(Accumulator):
         self.influence.add(psi, first)
         if self.critics is None:
             return
-        fold = log.numbers(first) % FOLDS
+        fold = log.folds(first)
         rows = np.repeat(fold, log.lengths)
         pairs = log.states * self.critics[0].weights.shape[1] + log.actions
         terms, base = np.empty(len(log)), np.empty(log.num_episodes)
@@ -203,7 +203,7 @@ class StateRatioEstimate(Accumulator):
         lost = self.layers.unsupported
         found = {"state-ratio": Estimate(self.value, self.influence.groups(), ess, "transitions", lost=lost)}
         if self.critics is not None:
-            value = self.total / self.sums.seen
+            value = self.total / self.episodes
             influence = self.robust.groups(value)
             found["doubly-robust-state-ratio"] = Estimate(value, influence, ess, "transitions", lost=lost)
         return found
