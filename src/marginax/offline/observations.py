@@ -12,6 +12,7 @@ from scipy.stats import t as student
 
 from marginax.offline import features, networks
 from marginax.offline.behaviour import NOT_LOGGED, Behaviour, doubts, fit_behaviour
+from marginax.offline.conclusion import conclude
 from marginax.offline.diagnostics import curves_of, diagnostics_of
 from marginax.offline.features import Pairs, prepare, target_probability
 from marginax.offline.importance import ONE_EPISODE, ImportanceSums
@@ -33,7 +34,6 @@ from marginax.offline.results import (
     within,
 )
 from marginax.offline.sources import Source
-from marginax.offline.verdict import conclude
 from marginax.statistics import Interval
 
 PREFERRED = ("certainty-equivalence", "fqe-one-step", "fqe-retrace", "fenchel", "saddle-point")

@@ -23,6 +23,7 @@ from marginax.offline.certainty_equivalence import (
     ModelInfluence,
     certainty_equivalence,
 )
+from marginax.offline.conclusion import conclude
 from marginax.offline.diagnostics import STOPPED, curves_of, diagnostics_of, labelled, pairs_of, unreachable
 from marginax.offline.importance import FAINT, ImportanceSums
 from marginax.offline.log import Accumulator, Log
@@ -49,7 +50,6 @@ from marginax.offline.results import (
     with_room,
 )
 from marginax.offline.sources import Source, open_data
-from marginax.offline.verdict import conclude
 from marginax.traces import clip_ratios
 
 PREFERRED = ("certainty-equivalence", "fqe-retrace", "fqe-one-step", "fenchel", "saddle-point")

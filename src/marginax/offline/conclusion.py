@@ -1,0 +1,139 @@
+"""Step 6, conclusion: the answers with their verdict, the difference to the policy that made the log, and all of it together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from marginax.offline.diagnostics import STOPPED
+from marginax.offline.importance import ImportanceSums
+from marginax.offline.results import (
+    ESTIMATORS,
+    Answer,
+    Estimate,
+    Evaluation,
+    Verdict,
+    answer,
+    difference,
+    if_alike,
+    within,
+)
+from marginax.offline.verdict import APART, Judgement, difference_score, disjoint, judge
+from marginax.statistics import Interval
+
+
+def conclude(
+    answers: dict[str, Answer],
+    estimates: dict[str, Estimate],
+    sums: ImportanceSums,
+    diagnostics: dict[str, Any],
+    settings: dict[str, Any],
+    *,
+    preferred: tuple[str, ...],
+    logged: Estimate | None = None,
+    notes: Iterable[str],
+    curves: dict[str, Any],
+) -> Evaluation:
+    """The verdict on the answers, the difference to the log's own policy (`logged`, where the plain average is not its value),
+    and all of it together."""
+    level, seed = settings["level"], settings["seed"]
+    possible = sums.value_range()
+    average = if_alike(sums.behaviour(), possible, sums.episodes)
+    answers = {name: answers[name] for name in ESTIMATORS if name in answers}
+    diagnostics["disagreeing"] = disagreeing(answers, estimates)
+    judgement = judge(answers, estimates, diagnostics, preferred, seed)
+    verdict = judgement.verdict
+    if verdict.estimator is not None:
+        answers, estimates = _widened(verdict.estimator, answers, estimates, judgement, possible)
+
+    own, reason = average, ""
+    if diagnostics["tail_behaviour"] > STOPPED:  # the plain average stops at truncation
+        if logged is None:
+            reason = "the log is truncated, and its own value past that point is not known"
+        else:
+            own = if_alike(logged, possible, sums.episodes, sums.same)
+            if diagnostics["markov_fails"]:
+                reason = "the log is truncated, and its states do not tell what follows"
+    diagnostics["behaviour_value"] = None if reason else own.value
+
+    advantage = None
+    if verdict.estimator is not None:
+        if verdict.estimator not in estimates:
+            reason = f"{verdict.estimator} has no influence of single episodes"
+        if not reason:
+            apart = difference(estimates[verdict.estimator], own, level=level, seed=seed)
+            advantage = apart.widened(*judgement.reach)
+        verdict = compare(verdict, advantage, reason)
+    return Evaluation(
+        answers=answers,
+        behaviour=answer("behaviour", average, level=level, seed=seed),
+        advantage=advantage,
+        verdict=verdict,
+        diagnostics=diagnostics,
+        settings=settings,
+        notes=(*notes, *_cut(answers, settings["reward_range"], possible)),
+        curves=curves,
+        estimates=estimates,
+    )
+
+
+def compare(verdict: Verdict, advantage: Interval | None, reason: str = "") -> Verdict:
+    """The verdict with a sentence on π against μ: from the interval of the difference of their values, or why there is none."""
+    if advantage is None:
+        sentence = f"Whether it is better than the policy that made the log cannot be said: {reason}."
+        return replace(verdict, text=(*verdict.text, sentence))
+    better = "better" if advantage.low > 0 else "worse" if advantage.high < 0 else "cannot tell"
+    sentence = f"The policy is {better} than the one that made the log"
+    if better == "cannot tell":
+        sentence = "The log does not show whether the policy is better or worse than the one that made it"
+    sentence += f" (difference {advantage.low:.4g} to {advantage.high:.4g})."
+    return replace(verdict, text=(*verdict.text, sentence), better=better)
+
+
+def disagreeing(answers: Mapping[str, Answer], estimates: Mapping[str, Estimate]) -> list[tuple[str, str]]:
+    """Pairs of estimators that differ beyond chance: by a paired test where there are influences, else by their intervals."""
+    names = list(answers)
+    found = []
+    for i, first in enumerate(names):
+        for second in names[i + 1 :]:
+            z = difference_score(estimates.get(first), estimates.get(second))
+            if disjoint(answers[first], answers[second]) or (z is not None and abs(z) > 2 * APART):
+                found.append((first, second))
+    return found
+
+
+def _widened(
+    name: str,
+    answers: Mapping[str, Answer],
+    estimates: Mapping[str, Estimate],
+    judgement: Judgement,
+    possible: tuple[float, float],
+) -> tuple[dict[str, Answer], dict[str, Estimate]]:
+    """The answers, that of the recommended estimator with its interval widened, and the estimates, with room for the other value."""
+    answers, estimates, other = dict(answers), dict(estimates), judgement.other
+    interval = answers[name].interval.widened(*judgement.reach)
+    if other is not None:
+        interval = interval.holding(answers[other].interval)
+        if name in estimates:
+            one = estimates[name]
+            gap = answers[other].value - one.value
+            room = one.room[0] + max(-gap, 0.0), one.room[1] + max(gap, 0.0)
+            estimates[name] = replace(one, room=room)
+    # What goes beyond the possible is cut here too, but is no sign of a bad estimate.
+    wider = within(replace(answers[name], interval=interval), possible)
+    answers[name] = replace(answers[name], interval=wider.interval)
+    return answers, estimates
+
+
+def _cut(
+    answers: Mapping[str, Answer], rewards: tuple[float, float], possible: tuple[float, float]
+) -> list[str]:
+    """A note on the estimates that went beyond what the rewards permit."""
+    beyond = [a.name for a in answers.values() if a.beyond]
+    if not beyond:
+        return []
+    return [
+        f"{', '.join(beyond)} went beyond what rewards from {rewards[0]:.4g} to {rewards[1]:.4g} permit and "
+        f"{'were' if len(beyond) > 1 else 'was'} cut to {possible[0]:.4g} to {possible[1]:.4g}"
+    ]
