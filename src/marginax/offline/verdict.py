@@ -200,18 +200,14 @@ def judge(
         return Judgement(Verdict("cannot tell", None, (*text, str(reason))))
 
     chosen, estimate = choice.answer, estimates.get(choice.answer.name)
-    if choice.makeshift:
-        text.append(choice.makeshift)
+    agrees, sentence = (False, choice.makeshift) if choice.makeshift else _agreement(chosen, case)
+    text.append(sentence)
     other = _contradicting(choice, case)
     if other is not None:
         text.append(
             f"The interval of {chosen.name} is widened to hold that of {other.name}, which differs beyond chance and may be "
             "the right one."
         )
-    agrees = False
-    if not choice.makeshift:
-        agrees, sentence = _agreement(chosen, case)
-        text.append(sentence)
     text += _alike(estimate, choice)
     reservations = _reservations(chosen, case)
     text += reservations
