@@ -7,6 +7,7 @@ import pytest
 
 from marginax.offline import Log, evaluate, observations
 from offline.test_observations import QUICK, gaussian, log_of, softmax
+from reference.offline_logs import GAMMA, garnet_log
 
 
 def bandit(rewards=(0.0, 1.0), chance=0.5, episodes=200):
@@ -75,6 +76,24 @@ def test_a_ranking_holds_what_each_recommended_interval_holds():
     assert "widened to hold that of certainty-equivalence" in " ".join(one.verdict.text)
     [d] = ranked.differences
     assert 0.8 - ranked.policies["mu"].answers[ranked.policies["mu"].verdict.estimator].value in d.interval
+
+
+def test_a_ranking_has_room_for_the_choice_of_both_estimators():
+    """Chosen from two families, each recommended interval is wider than alone; their difference is so by as much."""
+    _, pi, mu, log = garnet_log(0, episodes=300)
+    policies, name = {"pi": pi, "half": (pi + mu) / 2}, "certainty-equivalence"
+    chosen = evaluate(log, policies, discount=GAMMA, estimators=[name, "weighted-doubly-robust"])
+    alone = evaluate(log, policies, discount=GAMMA, estimators=[name])
+    assert all(one.verdict.estimator == name for one in chosen.policies.values())
+    below, above = {}, {}
+    for policy in policies:
+        wide, narrow = (x.policies[policy].answers[name].interval for x in (chosen, alone))
+        below[policy], above[policy] = narrow.low - wide.low, wide.high - narrow.high
+        assert min(below[policy], above[policy]) > 0.005
+    [d], [bare] = chosen.differences, alone.differences
+    assert (d.first, d.second) == (bare.first, bare.second)
+    assert bare.interval.low - d.interval.low == pytest.approx(below[d.first] + above[d.second])
+    assert d.interval.high - bare.interval.high == pytest.approx(above[d.first] + below[d.second])
 
 
 def rare(seed, episodes=300):

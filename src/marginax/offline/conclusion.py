@@ -62,8 +62,7 @@ def conclude(
         if verdict.estimator not in estimates:
             reason = f"{verdict.estimator} has no influence of single episodes"
         if not reason:
-            apart = difference(estimates[verdict.estimator], own, level=level, seed=seed)
-            advantage = apart.widened(*judgement.reach)
+            advantage = difference(estimates[verdict.estimator], own, level=level, seed=seed)
         verdict = compare(verdict, advantage, reason)
     return Evaluation(
         answers=answers,
@@ -110,19 +109,21 @@ def _widened(
     judgement: Judgement,
     possible: tuple[float, float],
 ) -> tuple[dict[str, Answer], dict[str, Estimate]]:
-    """The answers, that of the recommended estimator with its interval widened, and the estimates, with room for the other value."""
-    answers, estimates, other = dict(answers), dict(estimates), judgement.other
-    interval = answers[name].interval.widened(*judgement.reach)
+    """The answers and estimates, those of the recommended estimator with room for the choice and for the other value.
+
+    What is compared with the recommended estimate later, the log's own policy or another policy, so gets the same room.
+    """
+    answers, estimates = dict(answers), dict(estimates)
+    found, other = answers[name], judgement.other
+    (below, above), interval = judgement.reach, found.interval.widened(*judgement.reach)
     if other is not None:
         interval = interval.holding(answers[other].interval)
-        if name in estimates:
-            one = estimates[name]
-            gap = answers[other].value - one.value
-            room = one.room[0] + max(-gap, 0.0), one.room[1] + max(gap, 0.0)
-            estimates[name] = replace(one, room=room)
-    # What goes beyond the possible is cut here too, but is no sign of a bad estimate.
-    wider = within(replace(answers[name], interval=interval), possible)
-    answers[name] = replace(answers[name], interval=wider.interval)
+    answers[name] = replace(found, interval=within(replace(found, interval=interval), possible).interval)
+    if name in estimates:
+        one = estimates[name]
+        gap = 0.0 if other is None else answers[other].value - one.value
+        room = one.room[0] + below + max(-gap, 0.0), one.room[1] + above + max(gap, 0.0)
+        estimates[name] = replace(one, room=room)
     return answers, estimates
 
 

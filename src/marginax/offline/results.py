@@ -50,7 +50,7 @@ class Estimate:
         model_share: share of the value that is left to a model of the log's pairs, and open where it has none.
         lost: discounted probability of states in which no action of the log has weight under π.
         room: how far below and above the truth may lie because of actions that the log does not show. That of the recommended
-            estimate also reaches another estimate that may be the right one.
+            estimate also covers the choice among estimators, and reaches another estimate that may be the right one.
         bias_bound: what resampling cannot show, to be added on both sides. Where one episode carries most of a
             self-normalised average, that average hardly varies, and says nothing of what others would give; where weights
             average far less than 1, the episodes that matter were not drawn.
