@@ -16,10 +16,8 @@ import marginax as mx
 
 SIDE, DISCOUNT = 5, 0.99
 CORNERS = [(0, 0), (0, 4), (4, 0), (4, 4)]
-COME, GO = (
-    (0.3, 0.05, 0.1, 0.2),
-    (0.05, 0.1, 0.1, 0.05),
-)  # chance that a passenger appears at a corner, and leaves it
+# The chance that a passenger appears at a corner, and that one leaves it.
+COME, GO = (0.3, 0.05, 0.1, 0.2), (0.05, 0.1, 0.1, 0.05)
 MOVES = ((1, 0), (0, 1), (-1, 0), (0, -1))
 NAMES = (
     "certainty-equivalence",
@@ -148,10 +146,11 @@ def main() -> None:
         print(
             f"log {k}: {verdict.status}, {verdict.estimator}, leaves the log with {lost:.0%}, interval holds: {held}"
         )
-    print("\n| estimator | relative error | coverage |\n|---|---|---|")
+    print("\n| estimator | relative error, root mean square | median | coverage |\n|---|---|---|---|")
     for name, found in errors.items():
         relative, covered = np.array(found, dtype=float).T
-        print(f"| {name} | {np.sqrt((relative**2).mean()):.3f} | {covered.mean():.0%} |")
+        size = f"{np.sqrt((relative**2).mean()):.3f} | {np.median(abs(relative)):.3f}"
+        print(f"| {name} | {size} | {covered.mean():.0%} |")
 
 
 if __name__ == "__main__":
