@@ -54,6 +54,9 @@ def problems(site: Path) -> Iterator[str]:
         anchors.update(re.findall(r'id="(marginax[\w.]*)"', text))
         if 'class="arithmatex"' in text:
             yield f"{page}: a formula was left as TeX"
+        prose = re.sub(r"<(script|style|pre|code)\b.*?</\1>", "", text, flags=re.S)
+        if broken := re.search(r"\$[^$<\n]*\\[a-z]+", prose):  # a bar inside a formula ends a cell of a table
+            yield f"{page}: a formula was not recognised: {broken.group()}"
         for address in re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?:[^"]*)"', text):
             if "sitemap" not in address:
                 yield f"{page} loads {address} from the network"

@@ -1,6 +1,6 @@
 """Solving ``(I - γP) y = b`` for a non-negative kernel P on states: the one linear system behind everything exact.
 
-The method is read off the kernel's structure, so that nobody has to choose:
+The method is chosen by the kernel's structure:
 
 - dense kernels: LU of the transpose. ``I - γP`` is an M-matrix with dominant rows, so its transpose needs no pivoting, nothing
   cancels, small entries of the inverse are as accurate as large ones and impossible ones are exactly zero;

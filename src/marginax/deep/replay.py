@@ -115,7 +115,7 @@ def sample(
         key: A JAX random key.
         batch: Number of sequences.
         length: Their length T, padding included.
-        newest: Draw from so many starts alone: the last ones that have all their steps stored.
+        newest: Draw only from this number of starts: the last ones that have all their steps stored.
         environments: Simulators whose transitions are stored in turn: a sequence stays in one of them.
         time_limits_end: Whether a time limit counts as the end of an episode, after which nothing is earned.
 

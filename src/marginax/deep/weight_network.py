@@ -31,7 +31,7 @@ class Estimator(eqx.Module):
 
 
 def init(config: AgentConfig, features: int, key: Array) -> Estimator:
-    """Fresh networks for pairs with so many features."""
+    """New networks for pairs with this number of features."""
     inputs = features * (2 if config.start_conditioned else 1)
     first, second = jax.random.split(key)
     weights = MLP(inputs, 1, config.hidden, key=first)

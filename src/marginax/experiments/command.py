@@ -61,7 +61,7 @@ class Options:
     engine: Literal["local", "ray"] = "local"
     """Where parts run: this machine, or a Ray cluster."""
     address: str | None = None
-    """Of the Ray cluster, such as 10.0.0.1:6379; by default one that runs already, or one that is started here."""
+    """Address of the Ray cluster, such as 10.0.0.1:6379; by default one that runs already, or one that is started here."""
     cpus_per_shard: float = 1.0
     """Cores for each part on a Ray cluster."""
     gpus_per_shard: float = 0.0

@@ -40,22 +40,22 @@ def evaluate(
     Args:
         data: a .parquet, .csv, .csv.gz or .npz file with one row per transition, a folder of such files, a Minari folder, or
             the id of a Minari dataset.
-        policy: a .npy or .csv table [states, actions]; a file of probabilities for each row of the data; a folder written by
-            `marginax train`; or module:function. Several are ranked.
+        policy: a .npy, .csv or .parquet table [states, actions]; such a file with probabilities for each row of the data; a
+            folder written by `marginax train`; or module:function. Several are ranked.
         discount: discount factor in [0, 1].
         horizon: number of steps whose rewards count; all if omitted.
-        policy_kind: what a policy file with two dimensions holds, where its shape does not say.
+        policy_kind: whether a policy file is a table or has a row for each row of the data; needed if its shape fits both.
         out: folder for evaluation.html, evaluation.json and the figures: a path, or an address such as s3://bucket/folder.
-        behaviour: where behaviour probabilities come from: auto, logged, estimated, or a .npy or .csv table.
-        encoding: for labels of states or actions, which the policy has in an order of its own: encoding.json of an earlier
-            evaluation, or a file like it, or sorted.
+        behaviour: where behaviour probabilities come from: auto, logged, estimated, or a file with a table.
+        encoding: the order of the labels, if states or actions are words: a JSON file such as encoding.json of an earlier
+            evaluation, or sorted.
         estimators: names of estimators to run; all that apply if omitted.
         reward_range: least and largest possible reward; the log's own if omitted.
-        level: of the intervals.
+        level: level of the intervals.
         network_steps: gradient steps of each network, for data with observations.
         seed: seed of the bootstrap and of fitted networks.
         engine: where the work runs: this machine, or a Ray cluster for tabular logs in many Parquet or CSV files.
-        address: of the Ray cluster, such as 10.0.0.1:6379; by default one that runs already, or one that is started here.
+        address: address of the Ray cluster, such as 10.0.0.1:6379; by default a cluster that runs already, or a new one here.
     """
     from marginax.offline.networks import Training
     from marginax.offline.page import write_report

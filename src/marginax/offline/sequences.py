@@ -54,7 +54,7 @@ def pack(log: Log, here: np.ndarray, following: np.ndarray, window: int | None =
         log: whole episodes.
         here: [N] where Q(x_t, a_t) is looked up, and the trace.
         following: [N] where V(x_{t+1}) is looked up; not read where the step is terminal.
-        window: cut episodes into pieces of so many steps; the cut bootstraps, as a truncation does.
+        window: cut episodes into pieces of this number of steps; the cut bootstraps, as a truncation does.
     """
     longest = int(log.lengths.max())
     length = longest if window is None else min(window, longest)

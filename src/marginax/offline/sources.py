@@ -28,7 +28,7 @@ class Source:
         notes: what was done to the data on the way in, in words.
         sizes: (S, A) where the source knows them beforehand (Minari's spaces), else None.
         encoding: labels of states and of actions in the order of their indices, where the data have names for them.
-        unsaid: which of the two nobody gave an order for: they are sorted.
+        unsaid: which of the two were given without an order; they are sorted.
         dropped: how many steps were set aside, known after a pass.
     """
 

@@ -2,7 +2,7 @@
 
 Every function takes the arrays of *one* sequence; use `jax.vmap` for batches. In a sequence `q[t] = Q(x_t,
 a_t)`, `v_next[t] = Q(x_{t+1}, π)`, `discounts[t]` is γ, or 0 where step `t` ended the episode, and a
-*truncated* step still bootstraps from `v_next[t]` but lets no credit through from what follows it in the
+*truncated* step still bootstraps from `v_next[t]`, but its target does not depend on what follows it in the
 array. All of them are one `recursion`, whose documentation lists the coefficients of each.
 """
 

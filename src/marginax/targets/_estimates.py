@@ -181,8 +181,8 @@ def multi_step(
         rewards: `r_t`, times 0 to T-1.
         discounts: γ, or 0 where step `t` ended the episode; nothing beyond such a step is read.
         traces: `c(x_t, a_t)`, times 0 to T-1, or one number for all. The first one of each episode is never read.
-        truncated: where an episode was cut off: the step still bootstraps from `v_next`, and lets no credit
-            through from what follows it in the array. The last step of the array is always such a step.
+        truncated: where an episode was cut off: the step still bootstraps from `v_next`, but its target does not
+            depend on what follows it in the array. The last step of the array is always such a step.
         valid: False for padding, which is never read; its targets are 0.
         times: random times; then the estimate is $Q + (1-\gamma)^{-1} (c_{t+1} \cdots c_\tau)
             \hat\Delta_\tau$.

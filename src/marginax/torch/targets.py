@@ -2,8 +2,8 @@
 
 Time is the last dimension, `[..., T]`, and all dimensions before it are the batch. Say `dim=0` for `[T, B]`, or `dim=-2`
 for `[B, T, 1]` as in torchrl. In a sequence `q[t] = Q(x_t, a_t)`, `v_next[t] = Q(x_{t+1}, π)`, `discounts[t]` is γ, or 0
-where step `t` ended the episode, and a *truncated* step still bootstraps from `v_next[t]` but lets no credit through
-from what follows it in the array. What must not be read may be NaN; it reaches neither targets nor gradients.
+where step `t` ended the episode, and a *truncated* step still bootstraps from `v_next[t]`, but its target does not
+depend on what follows it in the array. What must not be read may be NaN; it reaches neither targets nor gradients.
 
 Arguments are tensors of one shape, or numbers that stand for all steps. All targets are one `recursion`; the table
 of its coefficients is in the documentation of `marginax.targets.recursion`.
@@ -195,8 +195,8 @@ def multi_step(
         rewards: `r_t`.
         discounts: γ, or 0 where step `t` ended the episode; nothing beyond such a step is read.
         traces: `c(x_t, a_t)`. The first one of each episode is never read.
-        truncated: where an episode was cut off: the step still bootstraps from `v_next`, and lets no credit through.
-            The last step is always such a step.
+        truncated: where an episode was cut off: the step still bootstraps from `v_next`, but its target does not depend on
+            what follows it in the array. The last step is always such a step.
         valid: False for padding, which is never read; its targets are 0.
         times: random times, for the random-time estimate.
         stop_gradient: whether to detach the targets; otherwise every argument is differentiated through.

@@ -13,8 +13,8 @@ incremental estimators of tabular learning, and evaluation from logs.
 A pair is *never seen* when `visits == 0`; `support` is the complement, and nothing else decides. What a pair that was never
 seen does is the argument `unseen` of `transitions` and `mdp`:
 
-- `"end"`: it ends the episode. Nothing is assumed about it, and the probability mass that a policy sends there is lost; whoever
-  evaluates such a policy has to account for that mass, as evaluation from logs does.
+- `"end"`: it ends the episode. Nothing is assumed about it, and the probability mass that a policy sends there is lost. An
+  evaluation of such a policy has to account for that mass, as evaluation from logs does.
 - `"average"`: it leads where the actions that were taken in the same state lead on average under μ. TD weights divide traced
   visits by visits of μ. If the mass of μ were lost instead, its visits would be underestimated and the weights too large.
 
