@@ -246,6 +246,23 @@ def longer(name: str) -> Rows:
     return [(*first, "failures"), *((*row, str(failed[row[0]])) for row in rest)]
 
 
+def all_tasks() -> Rows:
+    """Areas of operators against each other on every task that has both, the mean over tasks, and the traces."""
+    found = {task: curves(file) for task, file in SPINNING_UP.items()}
+    retrace, regression = "retrace", "marginalized-regression"
+    pairs = ((retrace, "one-step"), (regression, "one-step"), (regression, retrace))
+    rows: Rows = [("task", *(f"{one} against {other}" for one, other in pairs), "mean trace of retrace")]
+    for task, runs in found.items():
+        cells = (against(runs[one], runs[other], "area") if one in runs else "" for one, other in pairs)
+        rows.append((task, *cells, f"{np.median(runs[retrace].diagnostics['trace_mean']):.3f}"))
+    everywhere = found["Ant"]["one-step"]  # cheetah-run has more seeds
+    pooled = (
+        together([(r[one].beside(everywhere), r[other].beside(everywhere)) for r in found.values() if one in r])
+        for one, other in pairs
+    )
+    return [*rows, ("mean over tasks, seeds 0 to 4", *pooled, "")]
+
+
 def pybullet() -> Rows:
     tasks = {"HalfCheetah": curves("pybullet-HalfCheetah-1M"), "Ant": curves("pybullet-Ant")}
     rows: Rows = [
@@ -513,7 +530,7 @@ PAGES: dict[str, dict[str, Callable[[], Rows]]] = {
             for name in ("pendulum", "clip-2-pendulum", "clip-2-double-pendulum")
         },
     },
-    "figure-3.md": {f.__name__: f for f in (results, comparisons, precision, ablation, pybullet)},
+    "figure-3.md": {f.__name__: f for f in (results, all_tasks, comparisons, precision, ablation, pybullet)},
     "baseline.md": {
         "cheetah-run": partial(options, "cheetah-run options", 300_000),
         "cheetah-run-180": partial(
