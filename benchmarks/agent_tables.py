@@ -257,7 +257,9 @@ def all_tasks() -> Rows:
         rows.append((task, *cells, f"{np.median(runs[retrace].diagnostics['trace_mean']):.3f}"))
     everywhere = found["Ant"]["one-step"]  # cheetah-run has more seeds
     pooled = (
-        together([(r[one].beside(everywhere), r[other].beside(everywhere)) for r in found.values() if one in r])
+        together(
+            [(r[one].beside(everywhere), r[other].beside(everywhere)) for r in found.values() if one in r]
+        )
         for one, other in pairs
     )
     return [*rows, ("mean over tasks, seeds 0 to 4", *pooled, "")]
