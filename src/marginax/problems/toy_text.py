@@ -89,6 +89,6 @@ def _reward_moments(steps: Any, name: str) -> tuple[float, float]:
     if not abs(total - 1.0) <= checks.TOLERANCE:
         raise ValueError(f"chances in {name} must sum to 1, but sum to {total}")
     mean = sum(chance * reward for chance, _, reward, _ in steps)
-    square = sum(chance * reward**2 for chance, _, reward, _ in steps)
-    spread = square - mean**2
-    return mean, np.sqrt(spread) if spread > 1e-12 else 0.0
+    deviation = np.sqrt(sum(chance * (reward - mean / total) ** 2 for chance, _, reward, _ in steps))
+    rounding = 1e-12 * max(abs(reward) for _, _, reward, _ in steps)
+    return mean, deviation if deviation > rounding else 0.0
