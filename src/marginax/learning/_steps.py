@@ -1,7 +1,7 @@
 """One iteration of tabular learning: a target for every step of a trajectory, and a step towards each of them."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,6 +14,8 @@ from marginax import _checks as checks
 from marginax import targets
 from marginax.trajectories import Trajectory, gather, gather_pairs, gather_weights
 from marginax.weights import Estimator
+
+Visits = Literal["each", "mean"]
 
 
 class _Given(eqx.Module):
@@ -108,6 +110,49 @@ def with_seeds(
     )
 
 
+class Progress(NamedTuple):
+    """What learning carries from one trajectory to the next."""
+
+    q: Float[Array, "S A"]
+    estimator: Estimator | None
+    """None for the multi-step operator."""
+    w: Float[Array, "S A S A"] | None
+    """The weights as they were last read off the estimator; None if that is done for every trajectory."""
+
+
+def no_progress(q: Float[Array, "S A"], estimator: Estimator | None, refresh: Array | None) -> Progress:
+    """Where learning begins, if `refresh` has a flag for every trajectory, or is None because weights are read every time."""
+    kept = estimator is not None and refresh is not None
+    return Progress(q, estimator, jnp.zeros(q.shape * 2, q.dtype) if kept else None)
+
+
+def learn_from(
+    trajectory: Trajectory,
+    before: Progress,
+    pi: Float[Array, "S A"],
+    c: Float[Array, "S A"],
+    refresh: Array | None,
+    step_size: Float[Array, ""],
+    visits: Visits,
+) -> Progress:
+    """One iteration: the estimator takes in the trajectory, targets are computed, and Q moves towards them.
+
+    Weights are read off the estimator anew where `refresh` says so; always if it is None.
+    """
+    q, estimator, w = before
+    if estimator is None:
+        goals = multi_step_targets(trajectory, q, pi, c)
+    else:
+        estimator = estimator.update(trajectory, c)
+        if refresh is None:
+            now_w = estimator.weights(c)
+        else:
+            # The flag is the same for all seeds, so that under vmap this stays a branch.
+            now_w = w = jax.lax.cond(refresh, lambda e, w: e.weights(c), lambda e, w: w, estimator, w)
+        goals = marginalized_targets(trajectory, q, pi, now_w)
+    return Progress(move_towards(q, trajectory, goals, step_size, visits), estimator, w)
+
+
 def multi_step_targets(
     trajectory: Trajectory, q: Float[Array, "S A"], pi: Float[Array, "S A"], c: Float[Array, "S A"]
 ) -> Float[Array, "T"]:
@@ -170,9 +215,6 @@ def marginalized_targets(
 
     _, total = jax.lax.scan(step, jnp.zeros(q.size, q.dtype), (pair, errors, carry), reverse=True)
     return jnp.where(trajectory.valid, here + total, 0)
-
-
-Visits = Literal["each", "mean"]
 
 
 def move_towards(
