@@ -230,7 +230,10 @@ def _numbers(item: Any, i: int, name: str, kind: Literal["whole", "real"]) -> np
     """A field of episode i as a sequence of numbers; whole ones fit into 32 bits."""
     if _field(item, name) is None:
         raise ValueError(f"episode {i}: it has no {name}")
-    array = np.asarray(_field(item, name))
+    try:
+        array = np.asarray(_field(item, name))
+    except ValueError as error:
+        raise ValueError(f"episode {i}: {name} must be a sequence of {kind} numbers: {error}") from None
     if array.ndim != 1 or (array.size and array.dtype.kind not in ("iu" if kind == "whole" else "iuf")):
         raise ValueError(
             f"episode {i}: {name} must be a sequence of {kind} numbers, got {array.dtype} of shape {array.shape}"
