@@ -24,8 +24,9 @@ class TooLarge(MemoryError, ValueError):
 
 
 def where(index: Iterable[Any]) -> str:
-    """Writes an index as ``[3, 0]``."""
-    return "[" + ", ".join(str(int(i)) for i in index) + "]"
+    """Writes an index as ``[3, 0]``; that of a single number is empty."""
+    numbers = ", ".join(str(int(i)) for i in index)
+    return f"[{numbers}]" if numbers else ""
 
 
 def array(name: str, value: ArrayLike, shape: Sequence[int | None] | None = None) -> FloatArray:
@@ -80,9 +81,7 @@ def distribution(name: str, value: ArrayLike, shape: Sequence[int | None]) -> Fl
     bad = np.abs(sums - 1.0) > tolerance(value)
     if bad.any():
         place = tuple(np.argwhere(bad)[0])
-        raise ValueError(
-            f"{name} must sum to 1, but {name}{where(place) if place else ''} sums to {sums[place]}"
-        )
+        raise ValueError(f"{name} must sum to 1, but {name}{where(place)} sums to {sums[place]}")
     return result / np.where(np.abs(sums - 1.0) > ROUNDING, sums, 1.0)[..., None]
 
 

@@ -264,10 +264,10 @@ class EmpiricalMDP(eqx.Module):
     def with_prior(self, prior: ArrayLike | float) -> "EmpiricalMDP":
         """The counts with pseudo-counts: one number for every `(x, a, x')`, or a table `[S, A, S]`."""
         s, a = self.visits.shape
-        pseudo = np.asarray(prior, dtype=np.float64)
-        pseudo = checks.array(
-            "prior", np.broadcast_to(pseudo, (s, a, s)) if pseudo.ndim == 0 else pseudo, (s, a, s)
-        )
+        pseudo = checks.array("prior", prior)
+        if pseudo.ndim == 0:
+            pseudo = np.full((s, a, s), pseudo)
+        checks.shaped("prior", pseudo.shape, (s, a, s))
         checks.non_negative("prior", pseudo)
         if not pseudo.any():
             return self
