@@ -92,22 +92,32 @@ def with_seeds(
             f"trajectories must have fields [iterations, T] or [seeds, iterations, T], got {ndim} axes"
         )
     if not any(isinstance(field, jax.core.Tracer) for field in jax.tree.leaves(trajectories)):
-        checks.steps(trajectories, *shape)
-        valid = np.asarray(trajectories.valid)
-        for name in ("rewards", "discounts"):
-            values = np.asarray(getattr(trajectories, name))
-            checks.finite(f"trajectories.{name}", np.where(valid, values, 0))
-        gamma = getattr(estimator, "discount", None)
-        if gamma is not None and not isinstance(gamma, jax.core.Tracer):
-            other = np.argwhere(valid & (values != 0) & ~(abs(values - np.asarray(gamma)) <= 1e-6))
-            if other.size:
-                place = tuple(other[0])
-                raise ValueError(
-                    f"weights were made for the discount {gamma:g}, but trajectories.discounts{checks.where(place)} = {values[place]:g}"
-                )
+        _check_stream(trajectories, shape, getattr(estimator, "discount", None))
     return (
         (jax.tree.map(lambda field: field[None], trajectories), True) if ndim == 2 else (trajectories, False)
     )
+
+
+def _check_stream(trajectories: Trajectory, shape: tuple[int, ...], gamma: Any) -> None:
+    """Raises for an index outside the tables, a reward or discount that is not finite, and a discount that is neither 0 nor γ.
+
+    Padding is not read. γ may be unknown: None, or traced by JAX.
+    """
+    checks.steps(trajectories, *shape)
+    valid = np.asarray(trajectories.valid)
+    rewards, discounts = (
+        np.where(valid, np.asarray(field), 0) for field in (trajectories.rewards, trajectories.discounts)
+    )
+    checks.finite("trajectories.rewards", rewards)
+    checks.finite("trajectories.discounts", discounts)
+    if gamma is None or isinstance(gamma, jax.core.Tracer):
+        return
+    other = np.argwhere((discounts != 0) & ~(abs(discounts - np.asarray(gamma)) <= 1e-6))
+    if other.size:
+        place = tuple(other[0])
+        raise ValueError(
+            f"weights were made for the discount {gamma:g}, but trajectories.discounts{checks.where(place)} = {discounts[place]:g}"
+        )
 
 
 class Progress(NamedTuple):
