@@ -171,9 +171,11 @@ def index(name: str, value: Any, size: int) -> int:
 def indices(name: str, value: Any, size: int, counted: np.ndarray | None = None) -> np.ndarray:
     """Returns ``value`` as an array of indices in ``range(size)``; entries that are not ``counted`` may be anything."""
     result = np.asarray(value)
+    if not result.size:
+        return result.astype(np.int64)  # an empty list comes as one of real numbers
     if result.dtype.kind not in "iu":
         raise ValueError(f"{name} must be whole numbers, got {result.dtype}")
-    if result.size and (result.min() < 0 or result.max() >= size):
+    if result.min() < 0 or result.max() >= size:
         bad = (result < 0) | (result >= size)
         bad = bad if counted is None else bad & counted
         if bad.any():
