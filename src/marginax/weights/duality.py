@@ -174,12 +174,9 @@ def _estimate(
     visitation = (1 - model.mdp.discount) * np.atleast_2d(model.credit(model.behaviour))
     starts = np.arange(len(visitation)) if model.start is None else np.array([model.start])
     blocks = max(1, len(starts) // BLOCK)
-    found = [
-        estimate(block, rows, quadratic, tolerance, iterations)
-        for block, rows in zip(
-            np.array_split(starts, blocks), np.array_split(visitation, blocks), strict=True
-        )
-    ]
+    found = []
+    for block, rows in zip(np.array_split(starts, blocks), np.array_split(visitation, blocks), strict=True):
+        found.append(estimate(block, rows, quadratic, tolerance, iterations))
     table = np.concatenate([weights for weights, _ in found])
     info = model.info._replace(
         iterations=max(solution.iterations for _, solution in found),
@@ -337,7 +334,7 @@ def _solve(problem: _Problem, tolerance: float, max_iterations: int) -> _Solutio
         warnings.warn(
             f"the saddle point was not reached in {max_iterations} iterations: the duality gap is {gap.max():.3g} and not "
             f"{tolerance:.3g}",
-            stacklevel=5,
+            stacklevel=5,  # the call of saddle_point or fenchel, which _estimate and _tabular (or _linear) lie below
         )
     return _Solution(best_x, best_y, iteration, float(gap.max()))
 
