@@ -24,8 +24,9 @@ class TooLarge(MemoryError, ValueError):
 
 
 def where(index: Iterable[Any]) -> str:
-    """Writes an index as ``[3, 0]``."""
-    return "[" + ", ".join(str(int(i)) for i in index) + "]"
+    """Writes an index as ``[3, 0]``; that of a single number is empty."""
+    numbers = ", ".join(str(int(i)) for i in index)
+    return f"[{numbers}]" if numbers else ""
 
 
 def array(name: str, value: ArrayLike, shape: Sequence[int | None] | None = None) -> FloatArray:
@@ -80,9 +81,7 @@ def distribution(name: str, value: ArrayLike, shape: Sequence[int | None]) -> Fl
     bad = np.abs(sums - 1.0) > tolerance(value)
     if bad.any():
         place = tuple(np.argwhere(bad)[0])
-        raise ValueError(
-            f"{name} must sum to 1, but {name}{where(place) if place else ''} sums to {sums[place]}"
-        )
+        raise ValueError(f"{name} must sum to 1, but {name}{where(place)} sums to {sums[place]}")
     return result / np.where(np.abs(sums - 1.0) > ROUNDING, sums, 1.0)[..., None]
 
 
@@ -172,9 +171,11 @@ def index(name: str, value: Any, size: int) -> int:
 def indices(name: str, value: Any, size: int, counted: np.ndarray | None = None) -> np.ndarray:
     """Returns ``value`` as an array of indices in ``range(size)``; entries that are not ``counted`` may be anything."""
     result = np.asarray(value)
+    if not result.size:
+        return result.astype(np.int64)  # an empty list comes as one of real numbers
     if result.dtype.kind not in "iu":
         raise ValueError(f"{name} must be whole numbers, got {result.dtype}")
-    if result.size and (result.min() < 0 or result.max() >= size):
+    if result.min() < 0 or result.max() >= size:
         bad = (result < 0) | (result >= size)
         bad = bad if counted is None else bad & counted
         if bad.any():

@@ -280,8 +280,7 @@ def check_targets(
     >>> check_targets(retrace, "retrace").broken
     ('NaN in v_next after an end is not read', "NaN in an episode's first ratio is not read")
     """
-    if algorithm not in ARGUMENTS:
-        raise ValueError(f"algorithm must be one of {', '.join(ARGUMENTS)}, got {algorithm!r}.")
+    checks.choice("algorithm", algorithm, ARGUMENTS)
     if decay is None:
         decay = 0.8 if algorithm == "peng" else 1.0
     settings = _Settings(
@@ -294,38 +293,43 @@ def check_targets(
     checks.positive("tolerance", tolerance)
     parameters = inspect.signature(fn).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes_truncated = open_ended or "truncated" in parameters
+    names = [name for name in ARGUMENTS[algorithm] if takes_truncated or name != "truncated"]
     rows = []
     for rule, clean, given in _cases(algorithm, discount):
-        arrays = {
-            name: getattr(given, name, None)
-            for name in ("v_next", "rewards", "discounts", "ratios", "weights", "truncated")
-        }
-        arrays |= {"q": given.values, "v": given.values, "steps": steps, "decay": decay}
-        named = {name: _in_single_precision(arrays[name]) for name in ARGUMENTS[algorithm]}
-        if not open_ended and "truncated" not in parameters:
-            named.pop("truncated")
-            if clean.truncated[:-1].any():
-                rows.append(Row(rule, "not tested", note="takes no `truncated`"))
-                continue
-        expected = _targets(algorithm, clean, settings)
-        try:
-            got = np.asarray(fn(**named), float)
-        except Exception as error:
-            rows.append(Row(rule, "broken", note=f"{type(error).__name__}: {error}"))
+        if clean.truncated[:-1].any() and not takes_truncated:
+            rows.append(Row(rule, "not tested", note="takes no `truncated`"))
             continue
-        if got.shape != expected.shape:
-            note = f"returned shape {got.shape} instead of {expected.shape}"
-            rows.append(Row(rule, "broken", note=note))
-            continue
-        wrong = np.flatnonzero(~np.isclose(got, expected, tolerance, tolerance))
-        if wrong.size == 0:
-            rows.append(Row(rule, "kept"))
-            continue
-        # Errors travel backwards in time: the last wrong step is where they come from.
-        step = int(wrong[-1])
-        note = _named_mistake(algorithm, clean, settings, got, tolerance)
-        rows.append(Row(rule, "broken", step, float(expected[step]), float(got[step]), note))
+        arrays = vars(given) | {"q": given.values, "v": given.values} | vars(settings)
+        named = {name: _in_single_precision(arrays[name]) for name in names}
+        rows.append(_outcome(rule, fn, named, algorithm, clean, settings, tolerance))
     return Report(algorithm, tuple(rows))
+
+
+def _outcome(
+    rule: str,
+    fn: Callable[..., Any],
+    arguments: dict[str, Any],
+    algorithm: str,
+    clean: _Sequence,
+    settings: _Settings,
+    tolerance: float,
+) -> Row:
+    """How `fn` keeps one rule: what it returns, against the targets of a sequence without NaN."""
+    expected = _targets(algorithm, clean, settings)
+    try:
+        got = np.asarray(fn(**arguments), float)
+    except Exception as error:
+        return Row(rule, "broken", note=f"{type(error).__name__}: {error}")
+    if got.shape != expected.shape:
+        return Row(rule, "broken", note=f"returned shape {got.shape} instead of {expected.shape}")
+    wrong = np.flatnonzero(~np.isclose(got, expected, tolerance, tolerance))
+    if wrong.size == 0:
+        return Row(rule, "kept")
+    # Errors travel backwards in time: the last wrong step is where they come from.
+    step = int(wrong[-1])
+    note = _named_mistake(algorithm, clean, settings, got, tolerance)
+    return Row(rule, "broken", step, float(expected[step]), float(got[step]), note)
 
 
 def _in_single_precision(value: Any) -> Any:

@@ -274,6 +274,7 @@ def test_improve_refuses(change, message):
         (lambda: learning.average_return(CHAIN.mdp, 2 * CHAIN.pi), r"policies must sum to 1"),
         (lambda: learning.average_return(CHAIN.mdp, CHAIN.pi[:2]), r"policies must have shape \(4, 2\)"),
         (lambda: learning.average_return(CHAIN.mdp, CHAIN.pi, [4]), r"states\[0\] = 4"),
+        (lambda: learning.average_return(CHAIN.mdp, CHAIN.pi, []), "states must name at least one state"),
         (lambda: learning.average_return(mx.TabularMDP([[[0]]], [[0]], 0.9), [[1]]), "at least one state"),
         (lambda: learning.refresh_schedule(5, np.nan), "refresh_growth must be finite"),
     ],

@@ -96,6 +96,18 @@ def test_an_environment_without_a_table_is_refused():
         problems.from_gymnasium("CartPole-v1")
 
 
+@pytest.mark.parametrize(
+    ("rewards", "deviation"),
+    [([100.0] * 3, 0.0), ([1e6] * 7, 0.0), ([0.0, 2e-7], 1e-7), ([1e9, 1e9 + 2], 1.0)],
+)
+def test_reward_noise_of_a_table_is_that_of_its_rewards_at_any_scale(rewards, deviation):
+    """Equal rewards have none, and rounding makes none; small ones have theirs."""
+    pytest.importorskip("gymnasium")
+    steps = [(1 / len(rewards), 0, reward, False) for reward in rewards]
+    environment = SimpleNamespace(P={0: {0: steps}}, initial_state_distrib=np.ones(1))
+    np.testing.assert_allclose(problems.from_gymnasium(environment).reward_std, [[deviation]], rtol=1e-9)
+
+
 STAYS = [(1.0, 0, 0.0, False)]
 
 

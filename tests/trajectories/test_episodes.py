@@ -82,6 +82,7 @@ def test_termination_counts_for_more_than_truncation_and_silence_for_truncation(
         ({"rewards": [1.0, np.nan, 0.0]}, "episode 1, step 1: reward nan is not a finite number"),
         ({"actions": [0, -1, 0]}, "episode 1, step 1: action -1 is negative"),
         ({"actions": [0.5, 1.0, 0.0]}, "episode 1: actions must be a sequence of whole numbers"),
+        ({"rewards": [0.5, [1.0, 2.0], 0.0]}, "episode 1: rewards must be a sequence of real numbers: "),
         ({"observations": np.zeros((4, 2), int)}, r"episode 1: observations must be .* of shape \(4, 2\)"),
         ({"observations": [0], "actions": np.array([], int), "rewards": []}, "episode 1: it has no steps"),
         ({"observations": None}, "episode 1: it has no observations"),

@@ -224,10 +224,8 @@ class Explorer:
             x_axis_label="local contraction rate (smaller is faster)",
             y_axis_label="standard deviation of a target",
         )
-        colours = {"retrace": "retrace", "marginalized": "marginalized"}
         for name, label in _CURVES.items():
-            style = operator_style(colours.get(name, name))
-            colour = "#009E73" if name == "fastest" else style.colour
+            colour = "#009E73" if name == "fastest" else operator_style(name).colour
             plot.line("x", "y", source=self._curve_data[name], color=colour, legend_label=label, line_width=2)
             plot.scatter("x", "y", source=self._curve_data[name], color=colour, size=5)
         for name, source in self._now.items():

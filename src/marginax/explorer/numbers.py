@@ -200,9 +200,9 @@ def look(here: World, setting: Setting) -> Picture:
         table[name] = (
             float(operator.contraction_rate()),
             float(operator.contraction_rates()[start]),
-            _multi_step_deviation(mdp, mu, coefficients, start),
+            _deviation(mdp, mu, start, c=coefficients),
         )
-    table["marginalized"] = (*table["Retrace"][:2], _marginalized_deviation(mdp, mu, row, start))
+    table["marginalized"] = (*table["Retrace"][:2], _deviation(mdp, mu, start, w=row))
     return Picture(
         weights=np.divide(credit.sum(axis=1), at_state, out=np.zeros_like(at_state), where=at_state > 0),
         credit=credit.sum(axis=1),
@@ -222,10 +222,10 @@ def frontier(here: World, setting: Setting) -> Frontier:
         c = traces.retrace(pi, mu, clip=clip, decay=setting.decay)
         row = weights.exact(mdp, mu, c, start=start)
         rate = float(operators.multi_step(mdp, pi, mu, c).contraction_rates()[start])
-        retrace.append((rate, _multi_step_deviation(mdp, mu, c, start)))
-        marginalized.append((rate, _marginalized_deviation(mdp, mu, row, start)))
+        retrace.append((rate, _deviation(mdp, mu, start, c=c)))
+        marginalized.append((rate, _deviation(mdp, mu, start, w=row)))
     fastest = [
-        (_local_rate(mdp, pi, mu, row, start), _marginalized_deviation(mdp, mu, row, start))
+        (_local_rate(mdp, pi, mu, row, start), _deviation(mdp, mu, start, w=row))
         for row in fastest_rows(mdp, pi, mu, start, CAPS)
     ]
     return Frontier(np.array(retrace), np.array(marginalized), np.array(fastest))
@@ -264,33 +264,23 @@ def _local_rate(
     return float(abs(residual).sum())
 
 
-def _multi_step_deviation(mdp: TabularMDP, mu: FloatArray, c: FloatArray, start: tuple[int, int]) -> float:
-    """Standard deviation of `Σ_t γ^t c_1…c_t r_t` from the start pair under μ: two linear systems on states.
-
-    With `F = r + γ c' F'`, the moments are `m = r + γ P^{cμ} m` and `s = E[r²] + 2 γ r P^{cμ} m + γ² P^{c²μ} s`.
-    """
-    gamma = mdp.discount
-    first = _solve(mdp, gamma, mu * c, mdp.r)
-    ahead = first - mdp.r
-    second = _solve(mdp, gamma**2, mu * c**2, _square(mdp) + 2 * mdp.r * ahead)
-    return float(np.sqrt(max(second[start] - first[start] ** 2, 0.0)))
-
-
-def _marginalized_deviation(
-    mdp: TabularMDP, mu: FloatArray, row: FloatArray, start: tuple[int, int]
+def _deviation(
+    mdp: TabularMDP,
+    mu: FloatArray,
+    start: tuple[int, int],
+    *,
+    c: FloatArray | float = 1.0,
+    w: FloatArray | float = 1.0,
 ) -> float:
-    """Standard deviation of `Σ_t γ^t w(x_t,a_t) r_t` from the start pair under μ."""
-    gamma = mdp.discount
-    weighted = row * mdp.r
-    first = _solve(mdp, gamma, mu, weighted)
-    ahead = first - weighted
-    second = _solve(mdp, gamma**2, mu, row**2 * _square(mdp) + 2 * weighted * ahead)
+    """Standard deviation of `Σ_t γ^t c_1…c_t w(x_t,a_t) r_t` from the start pair under μ: two linear systems on states.
+
+    With `F = w r + γ c' F'`, the moments are `m = w r + γ P^{cμ} m` and `s = w² E[r²] + 2 γ w r P^{cμ} m + γ² P^{c²μ} s`.
+    """
+    gamma, weighted = mdp.discount, w * mdp.r
+    first = _solve(mdp, gamma, mu * c, weighted)
+    square = w**2 * (mdp.r**2 + mdp.reward_std**2) + 2 * weighted * (first - weighted)
+    second = _solve(mdp, gamma**2, mu * c**2, square)
     return float(np.sqrt(max(second[start] - first[start] ** 2, 0.0)))
-
-
-def _square(mdp: TabularMDP) -> FloatArray:
-    """`E[r²]` per pair."""
-    return mdp.r**2 + mdp.reward_std**2
 
 
 def _solve(mdp: TabularMDP, factor: float, measure: FloatArray, known: FloatArray) -> FloatArray:

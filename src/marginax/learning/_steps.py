@@ -1,7 +1,7 @@
 """One iteration of tabular learning: a target for every step of a trajectory, and a step towards each of them."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,6 +14,8 @@ from marginax import _checks as checks
 from marginax import targets
 from marginax.trajectories import Trajectory, gather, gather_pairs, gather_weights
 from marginax.weights import Estimator
+
+Visits = Literal["each", "mean"]
 
 
 class _Given(eqx.Module):
@@ -90,22 +92,75 @@ def with_seeds(
             f"trajectories must have fields [iterations, T] or [seeds, iterations, T], got {ndim} axes"
         )
     if not any(isinstance(field, jax.core.Tracer) for field in jax.tree.leaves(trajectories)):
-        checks.steps(trajectories, *shape)
-        valid = np.asarray(trajectories.valid)
-        for name in ("rewards", "discounts"):
-            values = np.asarray(getattr(trajectories, name))
-            checks.finite(f"trajectories.{name}", np.where(valid, values, 0))
-        gamma = getattr(estimator, "discount", None)
-        if gamma is not None and not isinstance(gamma, jax.core.Tracer):
-            other = np.argwhere(valid & (values != 0) & ~(abs(values - np.asarray(gamma)) <= 1e-6))
-            if other.size:
-                place = tuple(other[0])
-                raise ValueError(
-                    f"weights were made for the discount {gamma:g}, but trajectories.discounts{checks.where(place)} = {values[place]:g}"
-                )
+        _check_stream(trajectories, shape, getattr(estimator, "discount", None))
     return (
         (jax.tree.map(lambda field: field[None], trajectories), True) if ndim == 2 else (trajectories, False)
     )
+
+
+def _check_stream(trajectories: Trajectory, shape: tuple[int, ...], gamma: Any) -> None:
+    """Raises for an index outside the tables, a reward or discount that is not finite, and a discount that is neither 0 nor γ.
+
+    Padding is not read. γ may be unknown: None, or traced by JAX.
+    """
+    checks.steps(trajectories, *shape)
+    valid = np.asarray(trajectories.valid)
+    rewards, discounts = (
+        np.where(valid, np.asarray(field), 0) for field in (trajectories.rewards, trajectories.discounts)
+    )
+    checks.finite("trajectories.rewards", rewards)
+    checks.finite("trajectories.discounts", discounts)
+    if gamma is None or isinstance(gamma, jax.core.Tracer):
+        return
+    other = np.argwhere((discounts != 0) & ~(abs(discounts - np.asarray(gamma)) <= 1e-6))
+    if other.size:
+        place = tuple(other[0])
+        raise ValueError(
+            f"weights were made for the discount {gamma:g}, but trajectories.discounts{checks.where(place)} = {discounts[place]:g}"
+        )
+
+
+class Progress(NamedTuple):
+    """What learning carries from one trajectory to the next."""
+
+    q: Float[Array, "S A"]
+    estimator: Estimator | None
+    """None for the multi-step operator."""
+    w: Float[Array, "S A S A"] | None
+    """The weights as they were last read off the estimator; None if that is done for every trajectory."""
+
+
+def no_progress(q: Float[Array, "S A"], estimator: Estimator | None, refresh: Array | None) -> Progress:
+    """Where learning begins, if `refresh` has a flag for every trajectory, or is None because weights are read every time."""
+    kept = estimator is not None and refresh is not None
+    return Progress(q, estimator, jnp.zeros(q.shape * 2, q.dtype) if kept else None)
+
+
+def learn_from(
+    trajectory: Trajectory,
+    before: Progress,
+    pi: Float[Array, "S A"],
+    c: Float[Array, "S A"],
+    refresh: Array | None,
+    step_size: Float[Array, ""],
+    visits: Visits,
+) -> Progress:
+    """One iteration: the estimator takes in the trajectory, targets are computed, and Q moves towards them.
+
+    Weights are read off the estimator anew where `refresh` says so; always if it is None.
+    """
+    q, estimator, w = before
+    if estimator is None:
+        goals = multi_step_targets(trajectory, q, pi, c)
+    else:
+        estimator = estimator.update(trajectory, c)
+        if refresh is None:
+            now_w = estimator.weights(c)
+        else:
+            # The flag is the same for all seeds, so that under vmap this stays a branch.
+            now_w = w = jax.lax.cond(refresh, lambda e, w: e.weights(c), lambda e, w: w, estimator, w)
+        goals = marginalized_targets(trajectory, q, pi, now_w)
+    return Progress(move_towards(q, trajectory, goals, step_size, visits), estimator, w)
 
 
 def multi_step_targets(
@@ -170,9 +225,6 @@ def marginalized_targets(
 
     _, total = jax.lax.scan(step, jnp.zeros(q.size, q.dtype), (pair, errors, carry), reverse=True)
     return jnp.where(trajectory.valid, here + total, 0)
-
-
-Visits = Literal["each", "mean"]
 
 
 def move_towards(

@@ -12,14 +12,14 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax.learning._steps import (
+    Progress,
     Visits,
     check_estimator,
     checked_policy,
     checked_table,
     estimator_of,
-    marginalized_targets,
-    move_towards,
-    multi_step_targets,
+    learn_from,
+    no_progress,
     with_seeds,
 )
 from marginax.trajectories import Trajectory
@@ -123,29 +123,12 @@ def evaluate(
 def _evaluate(trajectories, pi, c, estimator, step_size, initial, refresh, states, visits):
     check_estimator(estimator, c)
 
-    def show(q: Array) -> Array:
-        return q if states is None else q[states]
-
-    def multi_step(q: Array, trajectory: Trajectory) -> tuple[Array, Array]:
-        q = move_towards(q, trajectory, multi_step_targets(trajectory, q, pi, c), step_size, visits)
-        return q, show(q)
-
-    def marginalized(carry, now):
-        q, estimator, w = carry
+    def iterate(before: Progress, now: tuple[Trajectory, Array | None]) -> tuple[Progress, Array]:
         trajectory, refresh = now
-        estimator = estimator.update(trajectory, c)
-        if refresh is None:
-            now_w = estimator.weights(c)
-        else:
-            # The flag is the same for all seeds, so that under vmap this stays a branch.
-            now_w = w = jax.lax.cond(refresh, lambda e, w: e.weights(c), lambda e, w: w, estimator, w)
-        q = move_towards(q, trajectory, marginalized_targets(trajectory, q, pi, now_w), step_size, visits)
-        return (q, estimator, w), show(q)
+        after = learn_from(trajectory, before, pi, c, refresh, step_size, visits)
+        return after, after.q if states is None else after.q[states]
 
     def one_seed(stream: Trajectory) -> Array:
-        if estimator is None:
-            return jax.lax.scan(multi_step, initial, stream)[1]
-        w = None if refresh is None else jnp.zeros((*pi.shape, *pi.shape), pi.dtype)
-        return jax.lax.scan(marginalized, (initial, estimator, w), (stream, refresh))[1]
+        return jax.lax.scan(iterate, no_progress(initial, estimator, refresh), (stream, refresh))[1]
 
     return jax.vmap(one_seed)(trajectories)

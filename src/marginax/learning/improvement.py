@@ -16,9 +16,8 @@ from marginax.learning._steps import (
     check_estimator,
     checked_policy,
     estimator_of,
-    marginalized_targets,
-    move_towards,
-    multi_step_targets,
+    learn_from,
+    no_progress,
     with_seeds,
 )
 from marginax.mdp import TabularMDP
@@ -147,29 +146,16 @@ def _improve(
     checks.shaped("traces(pi)", np.shape(c), initial.shape)
     check_estimator(estimator, c)
 
-    def iterate(carry, now):
-        pi, q, estimator, w = carry
+    def iterate(before, now):
+        pi, progress = before
         trajectory, refresh = now
-        c = traces(pi)
-        if estimator is None:
-            goals = multi_step_targets(trajectory, q, pi, c)
-        else:
-            estimator = estimator.update(trajectory, c)
-            if refresh is None:
-                now_w = estimator.weights(c)
-            else:
-                now_w = w = jax.lax.cond(refresh, lambda e, w: e.weights(c), lambda e, w: w, estimator, w)
-            goals = marginalized_targets(trajectory, q, pi, now_w)
-        q = move_towards(q, trajectory, goals, sizes[0], visits)
-        pi = (1 - sizes[1]) * pi + sizes[1] * _greedy(q)
-        return (pi, q, estimator, w), Improvement(pi, q)
+        progress = learn_from(trajectory, progress, pi, traces(pi), refresh, sizes[0], visits)
+        pi = (1 - sizes[1]) * pi + sizes[1] * _greedy(progress.q)
+        return (pi, progress), Improvement(pi, progress.q)
 
     def one_seed(stream: Trajectory) -> Improvement:
-        shape = initial.shape
-        keeps = estimator is not None and refresh is not None
-        w = jnp.zeros((*shape, *shape), initial.dtype) if keeps else None
-        carry = (initial, jnp.zeros_like(initial), estimator, w)
-        return jax.lax.scan(iterate, carry, (stream, refresh))[1]
+        start = initial, no_progress(jnp.zeros_like(initial), estimator, refresh)
+        return jax.lax.scan(iterate, start, (stream, refresh))[1]
 
     return jax.vmap(one_seed)(trajectories)
 

@@ -23,6 +23,13 @@ def balance_matrix(mdp: TabularMDP, pi: FloatArray) -> sp.csc_array:
     return sp.csc_array(sp.vstack([top, bottom]))
 
 
+def with_violations(balance: sp.csc_array, pairs: int) -> sp.csc_array:
+    """The balance equations on (credit, flow, e⁺, e⁻): the last ``pairs`` rows, those of the pairs, hold up to ``e⁺ - e⁻``."""
+    states = balance.shape[0] - pairs
+    violations = sp.vstack([sp.csc_array((states, pairs)), sp.eye_array(pairs)])
+    return sp.csc_array(sp.hstack([balance, violations, -violations]))
+
+
 def pair_name(mdp: TabularMDP, pair: int) -> str:
     """How errors call a start pair."""
     return "the pair (x, a) = ({}, {})".format(*divmod(pair, mdp.num_actions))

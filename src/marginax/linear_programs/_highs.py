@@ -127,10 +127,6 @@ class Program:
         """The columns' values at the optimum, [columns]."""
         return np.asarray(self._highs.getSolution().col_value)
 
-    def iterations(self) -> int:
-        """Simplex iterations of the last solve."""
-        return int(self._highs.getInfo().simplex_iteration_count)
-
     def basic_variables(self) -> np.ndarray:
         """What is basic, in the order of the basis matrix: a column j as j, a row i as -1 - i; [rows]."""
         status, variables = self._highs.getBasicVariables()

@@ -14,12 +14,11 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax._checks import FloatArray
-from marginax.linear_programs._balance import NO_SUPPORT, balance_matrix, pair_name
+from marginax.linear_programs._balance import NO_SUPPORT, balance_matrix, pair_name, with_violations
 from marginax.linear_programs._highs import Program, progress_bar
 from marginax.mdp import TabularMDP
 from marginax.operators import marginalized
@@ -304,11 +303,10 @@ class _CappedProgram:
     def __init__(self, mdp: TabularMDP, pi: FloatArray, time_limit: float | None) -> None:
         states, pairs = mdp.num_states, mdp.r.size
         self._mdp, self._pairs, self._first_pair_row, self._start = mdp, pairs, states, 0
-        identity = sp.vstack([sp.csc_array((states, pairs)), sp.eye_array(pairs)])
         columns = np.arange(3 * pairs + states)
         free = (columns >= pairs) & (columns < pairs + states)
         self._program = Program(
-            sp.hstack([balance_matrix(mdp, pi), identity, -identity]),
+            with_violations(balance_matrix(mdp, pi), pairs),
             cost=(columns >= pairs + states).astype(float),
             lower=np.where(free, -np.inf, 0.0),
             upper=np.full(columns.size, np.inf),

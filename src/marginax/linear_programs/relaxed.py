@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from marginax import _checks as checks
 from marginax._bellman import PairBellman
 from marginax._checks import FloatArray
-from marginax.linear_programs._balance import NO_SUPPORT, balance_matrix, pair_name
+from marginax.linear_programs._balance import NO_SUPPORT, balance_matrix, pair_name, with_violations
 from marginax.linear_programs._highs import Program, progress_bar
 from marginax.mdp import TabularMDP
 
@@ -257,9 +257,8 @@ class _StartPrograms:
         self._free = states + pairs  # credits and flows; what follows are violations, at least 0
         matrix = balance_matrix(mdp, pi)
         if rate is not None:
-            identity = sp.vstack([sp.csc_array((states, pairs)), sp.eye_array(pairs)])
             budget = np.concatenate([np.zeros(self._free), np.ones(2 * pairs)])[None]
-            matrix = sp.vstack([sp.hstack([matrix, identity, -identity]), sp.csr_array(budget)])
+            matrix = sp.vstack([with_violations(matrix, pairs), sp.csr_array(budget)])
         balanced = np.zeros(states + pairs)
         balanced[states] = 1.0
         columns, rows = matrix.shape[1], matrix.shape[0]

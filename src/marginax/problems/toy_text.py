@@ -6,6 +6,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from marginax import _checks as checks
+from marginax._checks import FloatArray
 from marginax.mdp import TabularMDP
 
 __all__ = ["from_gymnasium"]
@@ -51,38 +52,43 @@ def from_gymnasium(environment: Any, discount: float = 0.99, **options: Any) -> 
     table = getattr(bare, "P", None)
     if not table:
         raise ValueError(f"environment must have a transition table P, but {bare} has none")
+    p, rewards, reward_std = _read_table(table)
+    initial = checks.distribution("initial_state_distrib", bare.initial_state_distrib, (len(table),))
+    if p.shape[0] * p.shape[1] <= 10**6:
+        p = p.toarray().reshape(*rewards.shape, len(table))
+    return TabularMDP(p, rewards, discount, initial, reward_std)
+
+
+def _read_table(table: Any) -> tuple[Any, FloatArray, FloatArray]:
+    """Transitions as a sparse ``(S*A, S)`` array, mean rewards ``[S, A]`` and their standard deviations, from ``P[x][a]``."""
     states = len(table)
     actions = max(map(len, table.values() if isinstance(table, dict) else table))
-    rows, columns, chances = [], [], []
-    total, mean, square = np.zeros((3, states, actions))
+    rows, successors, chances = [], [], []
+    mean, deviation = np.zeros((2, states, actions))
     for state, action in np.ndindex(states, actions):
+        name = f"P[{state}][{action}]"
         try:
             steps = table[state][action]
         except (KeyError, IndexError):
             raise ValueError(
-                f"P must have {states} states from 0 on with {actions} actions each, but there is no P[{state}][{action}]"
+                f"P must have {states} states from 0 on with {actions} actions each, but there is no {name}"
             ) from None
-        for chance, successor, reward, terminated in steps:
-            total[state, action] += chance
-            mean[state, action] += chance * reward
-            square[state, action] += chance * reward**2
+        mean[state, action], deviation[state, action] = _reward_moments(steps, name)
+        for chance, successor, _, terminated in steps:
             if not terminated:
                 rows.append(state * actions + action)
-                columns.append(checks.index(f"successors in P[{state}][{action}]", successor, states))
+                successors.append(checks.index(f"successors in {name}", successor, states))
                 chances.append(chance)
-    wrong = np.argwhere(~(np.abs(total - 1.0) <= checks.TOLERANCE))
-    if wrong.size:
-        state, action = wrong[0]
-        raise ValueError(f"chances in P[{state}][{action}] must sum to 1, but sum to {total[state, action]}")
-    p = sp.csr_array((chances, (rows, columns)), shape=(states * actions, states))
-    spread = square - mean**2
-    std = np.sqrt(np.where(spread > 1e-12, spread, 0.0))
-    initial = checks.distribution("initial_state_distrib", bare.initial_state_distrib, (states,))
-    keep_sparse = states * actions * states > 10**6
-    return TabularMDP(
-        p if keep_sparse else p.toarray().reshape(states, actions, states),
-        mean,
-        discount,
-        initial,
-        std,
-    )
+    p = sp.csr_array((chances, (rows, successors)), shape=(states * actions, states))
+    return p, mean, deviation
+
+
+def _reward_moments(steps: Any, name: str) -> tuple[float, float]:
+    """Mean and standard deviation of the reward over the steps ``(chance, successor, reward, terminated)`` of one pair."""
+    total = sum(chance for chance, *_ in steps)
+    if not abs(total - 1.0) <= checks.TOLERANCE:
+        raise ValueError(f"chances in {name} must sum to 1, but sum to {total}")
+    mean = sum(chance * reward for chance, _, reward, _ in steps)
+    deviation = np.sqrt(sum(chance * (reward - mean / total) ** 2 for chance, _, reward, _ in steps))
+    rounding = 1e-12 * max(abs(reward) for _, _, reward, _ in steps)
+    return mean, deviation if deviation > rounding else 0.0

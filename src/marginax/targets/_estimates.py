@@ -316,10 +316,7 @@ def marginalized_vtrace(
 def _marginalized(
     steps: _Steps, errors: Array, weights: ArrayLike, stop_gradient: bool, backend: Backend
 ) -> Array:
-    """Weighted sums of the errors: for weights `[T]` the recursion itself, for `[T, T]` that of a vector.
-
-    In the second case `y[t, s]` is the discounted error of step `s` as seen from step `t`.
-    """
+    """Weighted sums of the errors: for weights `[T]` the recursion itself, for `[T, T]` that of a vector."""
     w, shape = _array("weights", weights), steps.values.shape
     checks.choice("backend", backend, BACKENDS)
     if w.ndim < 2:
@@ -327,9 +324,16 @@ def _marginalized(
         return steps.target(steps.kept(w) * errors, steps.carry, stop_gradient, backend)
     if w.shape != 2 * shape:
         raise ValueError(f"weights must have shape {shape} or {2 * shape} ([start, step]), not {w.shape}.")
+    w = steps.kept(w.astype(jnp.result_type(w, float)))
+    target = steps.values + _sums_of_starts(steps, errors, w, backend)
+    return jax.lax.stop_gradient(target) if stop_gradient else target
+
+
+def _sums_of_starts(steps: _Steps, errors: Array, w: Array, backend: Backend) -> Array:
+    """`Σ_s w[t, s] y[t, s]` for every start t, where `y[t, s]` is the discounted error of step s as seen from step t."""
+    shape = steps.values.shape
     carry, cut = (jnp.broadcast_to(x, shape) for x in (steps.carry, steps.cut))
     time, episode = jnp.arange(shape[0]), jnp.cumsum(cut) - cut
-    w = steps.kept(w.astype(jnp.result_type(w, float)))
 
     def at_once(errors: Array, w: Array) -> Array:
         unreached = (time[:, None] > time) | (episode[:, None] != episode)
@@ -345,11 +349,8 @@ def _marginalized(
         return jax.lax.scan(step, jnp.zeros_like(errors), (time, episode, carry, w), reverse=True)[1]
 
     if backend == "auto":
-        sums = jax.lax.platform_dependent(errors, w, cpu=row_by_row, default=at_once)
-    else:
-        sums = row_by_row(errors, w) if backend == "scan" else at_once(errors, w)
-    target = steps.values + sums
-    return jax.lax.stop_gradient(target) if stop_gradient else target
+        return jax.lax.platform_dependent(errors, w, cpu=row_by_row, default=at_once)
+    return row_by_row(errors, w) if backend == "scan" else at_once(errors, w)
 
 
 @_compiled

@@ -89,7 +89,7 @@ class _Steps(NamedTuple):
 
     def tensor(self, name: str, value: Any) -> Tensor:
         """An argument of the shape of values, or a number, with time last."""
-        return _laid_out(name, value, self.values, self.shape, self.dim)
+        return _time_last(name, _floats(name, value, self.values), self.shape, self.dim)
 
     def kept(self, factor: Tensor) -> Tensor:
         """A factor of each step's error, with zeros in the padding."""
@@ -113,16 +113,11 @@ def _floats(name: str, value: Any, like: Tensor | None = None) -> Tensor:
     return tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
 
 
-def _laid_out(name: str, value: Any, like: Tensor, shape: tuple[int, ...], dim: int) -> Tensor:
-    flags = not like.is_floating_point()
-    tensor = torch.as_tensor(value, device=like.device) if flags else _floats(name, value, like)
-    if tensor.ndim == 0:
-        return tensor.expand(like.shape)
-    if tensor.shape != shape:
-        raise ValueError(
-            f"{name} must be a number or have shape {shape}, but has shape {tuple(tensor.shape)}."
-        )
-    return tensor.movedim(dim, -1)
+def _time_last(name: str, tensor: Tensor, shape: tuple[int, ...], dim: int) -> Tensor:
+    """A tensor of that shape, or one number for all steps, with time moved from `dim` to the last dimension."""
+    if tensor.ndim and tensor.shape != shape:
+        raise ValueError(f"{name} must be a number or have shape {shape}, got {tuple(tensor.shape)}")
+    return tensor.expand(shape).movedim(dim, -1)
 
 
 def _steps(
@@ -145,22 +140,25 @@ def _steps(
         )
     shape = tuple(first.shape)
     first = (torch.zeros_like(first) if name == "v_next" else first).movedim(dim, -1)
-    flags = torch.zeros_like(first, dtype=torch.bool)
-    ahead = _laid_out("v_next", v_next, first, shape, dim)
-    r = _laid_out("rewards", rewards, first, shape, dim)
-    gamma = _laid_out("discounts", discounts, first, shape, dim)
-    kept = None
-    if valid is not None:
-        kept = _laid_out("valid", valid, flags, shape, dim).bool()
+
+    def numbers(name: str, value: Any) -> Tensor:
+        return _time_last(name, _floats(name, value, first), shape, dim)
+
+    def flags(name: str, value: Any) -> Tensor:
+        return _time_last(name, torch.as_tensor(value, device=first.device), shape, dim).bool()
+
+    ahead, r, gamma = numbers("v_next", v_next), numbers("rewards", rewards), numbers("discounts", discounts)
+    kept = None if valid is None else flags("valid", valid)
+    if kept is not None:
         first, ahead, r, gamma = (zero_where(~kept, x) for x in (first, ahead, r, gamma))
     cut = ended = gamma == 0
     if truncated is not None:
-        cut = cut | _laid_out("truncated", truncated, flags, shape, dim).bool()
+        cut = cut | flags("truncated", truncated)
     if kept is not None:
         cut = cut | ~kept | ~shifted(kept)
     errors = r + gamma * zero_where(ended, ahead) - first
     if times is not None:
-        stop = _laid_out("times.stop", times.stop, flags, shape, dim)
+        stop = flags("times.stop", times.stop)
         errors = zero_where(~stop, errors / (1 - times.discount))
         gamma = gamma / (times.discount or 1)
         cut = cut | stop

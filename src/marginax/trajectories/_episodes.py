@@ -1,7 +1,7 @@
 """From plain episodes, as Gymnasium's `step` returns them, to trajectories and back; several in one sequence."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -181,64 +181,30 @@ def _episodes(trajectory: Trajectory) -> Iterable[dict]:
 
 def _steps(item: Any, i: int, discount: float, final_observation: bool) -> dict:
     """The fields of one given episode, checked."""
-
-    def field(name: str) -> Any:
-        return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)
-
-    def numbers(name: str, kind: str) -> np.ndarray:
-        if field(name) is None:
-            raise ValueError(f"episode {i}: it has no {name}")
-        array = np.asarray(field(name))
-        if array.ndim != 1 or (array.size and array.dtype.kind not in kind):
-            what = "whole numbers" if kind == "iu" else "real numbers"
-            raise ValueError(
-                f"episode {i}: {name} must be a sequence of {what}, got {array.dtype} of shape {array.shape}"
-            )
-        if kind == "iu" and array.size and array.max() >= 2**31:
-            raise ValueError(f"episode {i}: {name} must be below 2**31, got {array.max()}")
-        return array
-
-    def flags(stem: str) -> np.ndarray:
-        """Whether each step terminates (or truncates), from `terminations` or `terminated`, of all steps or the last."""
-        name = f"{stem}ions" if field(f"{stem}ions") is not None else f"{stem}ed"
-        given = np.asarray(False if field(name) is None else field(name))
-        if given.ndim > 1 or given.dtype.kind not in "biuf" or not np.isin(given, (0, 1)).all():
-            raise ValueError(f"episode {i}: {name} must be true or false, got {field(name)!r}")
-        return given.astype(bool) & (np.arange(count) == count - 1) if given.ndim == 0 else given.astype(bool)
-
-    observations, actions, rewards = (
-        numbers("observations", "iu"),
-        numbers("actions", "iu"),
-        numbers("rewards", "iuf"),
-    )
-    behaviour = None if field("behaviour") is None else numbers("behaviour", "iuf")
+    observations = _numbers(item, i, "observations", "whole")
+    actions = _numbers(item, i, "actions", "whole")
+    rewards = _numbers(item, i, "rewards", "real")
+    behaviour = None if _field(item, "behaviour") is None else _numbers(item, i, "behaviour", "real")
     count = len(actions)
-    terminations, truncations = flags("terminat"), flags("truncat")
-    check_lengths(
-        i,
-        observations,
-        count,
-        final=final_observation,
-        rewards=rewards,
-        behaviour=behaviour,
-        terminations=terminations,
-        truncations=truncations,
-    )
-    following = observations[1:] if final_observation else np.append(observations[1:], observations[-1])
-    states, offsets = observations[:count], np.array([0, count])
+    terminal = _flags(item, i, "terminations", "terminated", count)
+    truncated = _flags(item, i, "truncations", "truncated", count)
+    columns = {"rewards": rewards, "behaviour": behaviour, "terminations": terminal, "truncations": truncated}
+    check_lengths(i, observations, count, final=final_observation, **columns)
+    states, next_states = observations[:count], observations[1:]
+    if not final_observation:
+        next_states = np.append(next_states, observations[-1])  # not read: the last step must terminate
     check_steps(
         states,
         actions,
         rewards,
-        following,
-        terminations,
-        offsets,
-        truncated=truncations,
+        next_states,
+        terminal,
+        offsets=np.array([0, count]),
+        truncated=truncated,
         behaviour=behaviour,
         names=[i],
     )
-    terminated = bool(terminations[-1])
-    if not final_observation and not terminated:
+    if not final_observation and not terminal[-1]:
         raise ValueError(
             f"episode {i}, step {count - 1}: it does not terminate and has no final observation, so that its successor is "
             "unknown; drop that step, or give N + 1 observations"
@@ -248,8 +214,40 @@ def _steps(item: Any, i: int, discount: float, final_observation: bool) -> dict:
         "states": states,
         "actions": actions,
         "rewards": rewards,
-        "next_states": following,
+        "discounts": np.where(terminal, 0.0, discount),
+        "next_states": next_states,
+        "truncated": last & ~terminal,
         "behaviour": behaviour,
-        "discounts": np.where(last & terminated, 0.0, discount),
-        "truncated": last & (not terminated),
     }
+
+
+def _field(item: Any, name: str) -> Any:
+    """A field of a given episode; None where it has none."""
+    return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)
+
+
+def _numbers(item: Any, i: int, name: str, kind: Literal["whole", "real"]) -> np.ndarray:
+    """A field of episode i as a sequence of numbers; whole ones fit into 32 bits."""
+    if _field(item, name) is None:
+        raise ValueError(f"episode {i}: it has no {name}")
+    try:
+        array = np.asarray(_field(item, name))
+    except ValueError as error:
+        raise ValueError(f"episode {i}: {name} must be a sequence of {kind} numbers: {error}") from None
+    if array.ndim != 1 or (array.size and array.dtype.kind not in ("iu" if kind == "whole" else "iuf")):
+        raise ValueError(
+            f"episode {i}: {name} must be a sequence of {kind} numbers, got {array.dtype} of shape {array.shape}"
+        )
+    if kind == "whole" and array.size and array.max() >= 2**31:
+        raise ValueError(f"episode {i}: {name} must be below 2**31, got {array.max()}")
+    return array
+
+
+def _flags(item: Any, i: int, of_all: str, of_last: str, count: int) -> np.ndarray:
+    """One flag for each of the `count` steps of episode i, from the field of all steps, or else from that of the last."""
+    name = of_last if _field(item, of_all) is None else of_all
+    given = np.asarray(False if _field(item, name) is None else _field(item, name))
+    if given.ndim > 1 or given.dtype.kind not in "biuf" or not np.isin(given, (0, 1)).all():
+        raise ValueError(f"episode {i}: {name} must be true or false, got {_field(item, name)!r}")
+    flags = given.astype(bool)
+    return flags if flags.ndim == 1 else flags & (np.arange(count) == count - 1)

@@ -178,9 +178,10 @@ def _starts(name: str, value: ArrayLike | None, episodes: int, size: int) -> Arr
             raise ValueError(f"{name} must be integers, got {given.dtype}")
         bad = (given < 0) | (given >= size)
         if bad.any():
-            index = tuple(np.argwhere(bad)[0])
-            place = checks.where(index) if index else ""
-            raise ValueError(f"{name} must lie in [0, {size}), but {name}{place} = {given[index]}")
+            place = tuple(np.argwhere(bad)[0])
+            raise ValueError(
+                f"{name} must lie in [0, {size}), but {name}{checks.where(place)} = {given[place]}"
+            )
     array = jnp.asarray(value, jnp.int32)
     if array.shape not in [(), (episodes,)]:
         raise ValueError(f"{name} must be one number or have shape ({episodes},), got {array.shape}")

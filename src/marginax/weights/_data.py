@@ -73,9 +73,8 @@ def read_steps(trajectories: Trajectory) -> Steps:
         field = getattr(trajectories, name)
         if field.dtype.kind not in "iu":
             raise ValueError(f"trajectories.{name} must be whole numbers, got {field.dtype}")
-        return jnp.where(
-            kept, rows(field).astype(jnp.int32), 0
-        )  # the number of a pair may need more than 8 bits
+        # The number of a pair may need more than 8 bits.
+        return jnp.where(kept, rows(field).astype(jnp.int32), 0)
 
     valid = rows(trajectories.valid)
     arrives = valid & (rows(trajectories.discounts) != 0)
@@ -92,12 +91,9 @@ def read_steps(trajectories: Trajectory) -> Steps:
 
 def traces_along(steps: Steps, c: Float[Array, "S A"]) -> Float[Array, "B T"]:
     """``c(x_t, a_t)`` of every step; all NaN if a step lies outside of the table, which cannot be refused under ``jit``."""
-    outside = [
-        ((index < 0) | (index >= size)).any()
-        for index, size in zip(
-            (steps.states, steps.next_states, steps.actions), (*c.shape[:1] * 2, c.shape[1]), strict=True
-        )
-    ]
+    num_states, num_actions = c.shape
+    sizes = ((steps.states, num_states), (steps.next_states, num_states), (steps.actions, num_actions))
+    outside = [((index < 0) | (index >= size)).any() for index, size in sizes]
     return jnp.where(jnp.stack(outside).any(), jnp.nan, c[steps.states, steps.actions])
 
 
@@ -107,10 +103,11 @@ class Links(NamedTuple):
     Sums over all later visits of all starts are one backward pass, ``tail_t = lead_t 1{visit_t} + factor_t tail_{t+1}``.
     """
 
+    steps: Steps
+    traces: Float[Array, "B T"]
+    """``c(x_t, a_t)``."""
     start: Int[Array, "B T"]
     """The pair (or state) of the step."""
-    valid: Bool[Array, "B T"]
-    follows: Bool[Array, "B T"]
     visit: Int[Array, "B T"]
     """What the step visits: its pair or state; for weights of paths the state that it arrives in."""
     lead: Float[Array, "B T"]
@@ -130,9 +127,9 @@ def link_steps(
     discounted = jnp.where(steps.follows, discount, 0)
     start = steps.states if on_states else steps.states * table.shape[1] + steps.actions
     return Links(
+        steps=steps,
+        traces=traces,
         start=start,
-        valid=steps.valid,
-        follows=steps.follows,
         visit=steps.next_states if paths else start,
         lead=jnp.where(steps.arrives, discount, 0) if paths else jnp.ones_like(discounted),
         discounted=discounted,
@@ -258,7 +255,7 @@ def eliminate(system: Float[Array, "k k_and_one"]) -> Float[Array, "k"]:
 
 def rows_of(links: Links, rows: int, start: int | None) -> Int[Array, "B T"]:
     """The row of each start in a table of all starts, or of one; out of range for steps that are starts of no row."""
-    counted = links.valid if start is None else links.valid & (links.start == start)
+    counted = links.steps.valid if start is None else links.steps.valid & (links.start == start)
     return jnp.where(counted, links.start if start is None else 0, rows)
 
 
@@ -288,7 +285,7 @@ def count_starts(links: Links, row: Int[Array, "B T"], rows: int, num_places: in
         jnp.full((batch, num_places), length),
         jnp.full(batch, length - 1),
     )
-    now = (jnp.arange(length), links.start.T, links.valid.T, links.follows.T)
+    now = (jnp.arange(length), links.start.T, links.steps.valid.T, links.steps.follows.T)
     _, returns = jax.lax.scan(step, carry, now, reverse=True)
     total = jnp.zeros((2, rows), gamma.dtype)
     return total.at[:, row].add(jnp.stack([jnp.ones(row.shape), returns.T]))

@@ -13,7 +13,7 @@ from marginax._credit import converging
 from marginax._solve import Resolvent
 from marginax.mdp import TabularMDP
 from marginax.trajectories import Trajectory
-from marginax.weights._data import discount_of, start_of, traces_of
+from marginax.weights._data import discount_of, row_of, traces_of
 from marginax.weights.empirical import EmpiricalMDP
 
 __all__ = ["EstimateInfo", "Model", "model_of"]
@@ -50,8 +50,8 @@ class Model(NamedTuple):
     """S."""
     on_states: bool
     """Whether weights are wanted between states rather than pairs."""
-    start: tuple[int, int] | int | None
-    """The start whose row is wanted, among the K states; all if None."""
+    start: int | None
+    """The number of the only start whose row is wanted, among the pairs (or states) of the K states; all if None."""
     info: EstimateInfo
 
     def credit(self, measure: FloatArray) -> FloatArray:
@@ -59,8 +59,7 @@ class Model(NamedTuple):
         if not self.on_states:
             if self.start is None:
                 return self.mdp.credit(measure).reshape(measure.size, measure.size)
-            assert isinstance(self.start, tuple)
-            return self.mdp.credit_row(measure, self.start).ravel()
+            return self.mdp.credit_row(measure, divmod(self.start, measure.shape[1])).ravel()
         resolvent = Resolvent(self.mdp.state_kernel(measure), self.mdp.discount)
         if self.start is None:
             return resolvent.matrix()
@@ -88,7 +87,7 @@ class Model(NamedTuple):
         num_actions = self.behaviour.shape[1]
         shape = (self.num_states,) if self.on_states else (self.num_states, num_actions)
         size = math.prod(shape)
-        here = self.states if self.on_states else _pairs(self.states, num_actions)
+        here = _numbers(self.states, 1 if self.on_states else num_actions)
         if weights.ndim == 1:
             full = np.zeros(size)
             full[here] = weights
@@ -119,26 +118,21 @@ def model_of(
     """
     traces = traces_of(c)
     num_states, num_actions = traces.shape
-    start = start_of(start, num_states, num_actions, on_states)
+    row = row_of(start, num_states, num_actions, on_states)
     gamma = discount_of(trajectories, discount, num_states, num_actions)
     data = EmpiricalMDP.empty(num_states, num_actions).update(trajectories)
     counts = data.with_prior(prior)
-    if mu is not None:
-        behaviour, source = checks.distribution("mu", mu, traces.shape), "given"
-    elif trajectories.behaviour is not None:
-        _check_behaviour(trajectories)
-        behaviour, source = data.logged_behaviour(), "logged"
-    else:
-        behaviour, source = counts.action_frequencies(), "counts"
+    behaviour, source = _behaviour(trajectories, mu, data, counts)
 
     held = (counts.visits.sum(axis=1) + counts.successors.sum(axis=0)) > 0
     held |= all_states
-    if start is not None:
-        held[start[0] if isinstance(start, tuple) else start] = True
-    states, place = np.flatnonzero(held), np.cumsum(held) - 1
-    if start is not None:
-        start = (int(place[start[0]]), start[1]) if isinstance(start, tuple) else int(place[start])
-    p = counts.transitions("average", behaviour)[_pairs(states, num_actions)][:, states]
+    per_state = 1 if on_states else num_actions
+    if row is not None:
+        held[row // per_state] = True
+    states = np.flatnonzero(held)
+    if row is not None:
+        row = int(np.searchsorted(states, row // per_state)) * per_state + row % per_state
+    p = counts.transitions("average", behaviour)[_numbers(states, num_actions)][:, states]
     behaviour = behaviour[states]
     traced = traces[states] * behaviour
     if source == "counts":
@@ -148,14 +142,17 @@ def model_of(
     mdp = TabularMDP(p, np.zeros(behaviour.shape), gamma)
     converging(mdp, traced)
     info = EstimateInfo(source, gamma, int(data.visits.sum()), int(data.support.sum()))
-    return Model(mdp, states, behaviour, traced, num_states, on_states, start, info)
+    return Model(mdp, states, behaviour, traced, num_states, on_states, row, info)
 
 
-def _pairs(states: np.ndarray, num_actions: int) -> np.ndarray:
-    return (states[:, None] * num_actions + np.arange(num_actions)).ravel()
-
-
-def _check_behaviour(trajectories: Trajectory) -> None:
+def _behaviour(
+    trajectories: Trajectory, mu: ArrayLike | None, data: EmpiricalMDP, counts: EmpiricalMDP
+) -> tuple[FloatArray, str]:
+    """μ ``[S, A]``, and where it comes from: given, else logged with the data, else the frequencies of the counts."""
+    if mu is not None:
+        return checks.distribution("mu", mu, data.visits.shape), "given"
+    if trajectories.behaviour is None:
+        return counts.action_frequencies(), "counts"
     logged = np.asarray(trajectories.behaviour, dtype=np.float64)
     bad = np.asarray(trajectories.valid) & ~((logged > 0) & (logged <= 1 + 1e-6))
     if bad.any():
@@ -163,3 +160,9 @@ def _check_behaviour(trajectories: Trajectory) -> None:
         raise ValueError(
             f"trajectories.behaviour must lie in (0, 1], but behaviour{checks.where(place)} = {logged[tuple(place)]}"
         )
+    return data.logged_behaviour(), "logged"
+
+
+def _numbers(states: np.ndarray, per_state: int) -> np.ndarray:
+    """The numbers of the pairs of some states among all pairs; with 1 per state those of the states."""
+    return (states[:, None] * per_state + np.arange(per_state)).ravel()

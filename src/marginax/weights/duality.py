@@ -13,6 +13,7 @@ averaging of the iterates, and restarts from the average, which turn its O(1/k) 
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,22 +87,11 @@ def saddle_point(
            [1. , 0. ],
            [0.5, 0. ]])
     """
-    return _estimate(
-        trajectories,
-        c,
-        start=start,
-        on_states=on_states,
-        mu=mu,
-        discount=discount,
-        prior=prior,
-        features=features,
-        critic_features=critic_features,
-        radius=radius,
-        tolerance=tolerance,
-        max_iterations=max_iterations,
-        return_info=return_info,
-        quadratic=False,
+    model = model_of(trajectories, c, mu, discount, prior, start, on_states, all_states=features is not None)
+    weights, info = _estimate(
+        model, features, critic_features, radius, tolerance, max_iterations, quadratic=False
     )
+    return (weights, info) if return_info else weights
 
 
 def fenchel(
@@ -153,67 +143,46 @@ def fenchel(
            [1. , 0. ],
            [0.5, 0. ]])
     """
-    return _estimate(
-        trajectories,
-        c,
-        start=start,
-        on_states=on_states,
-        mu=mu,
-        discount=discount,
-        prior=prior,
-        features=features,
-        critic_features=critic_features,
-        radius=radius,
-        tolerance=tolerance,
-        max_iterations=max_iterations,
-        return_info=return_info,
-        quadratic=True,
+    model = model_of(trajectories, c, mu, discount, prior, start, on_states, all_states=features is not None)
+    weights, info = _estimate(
+        model, features, critic_features, radius, tolerance, max_iterations, quadratic=True
     )
+    return (weights, info) if return_info else weights
 
 
 def _estimate(
-    trajectories: Trajectory,
-    c: ArrayLike,
-    *,
-    start: tuple[int, int] | int | None,
-    on_states: bool,
-    mu: ArrayLike | None,
-    discount: float | None,
-    prior: ArrayLike | float,
+    model: Model,
     features: ArrayLike | None,
     critic_features: ArrayLike | None,
     radius: float,
     tolerance: float,
     max_iterations: int,
-    return_info: bool,
+    *,
     quadratic: bool,
-) -> FloatArray | tuple[FloatArray, EstimateInfo]:
-    """The estimate with the loss of `saddle_point`, or with the quadratic one of `fenchel`."""
+) -> tuple[FloatArray, EstimateInfo]:
+    """The weights by the loss of `saddle_point`, or by the quadratic one of `fenchel`, and what stands behind them."""
     tolerance = checks.positive("tolerance", tolerance)
     iterations = checks.count("max_iterations", max_iterations)
-    if critic_features is not None and features is None:
-        raise ValueError("critic_features needs features: without, both weights and critic are tables")
-    model = model_of(trajectories, c, mu, discount, prior, start, on_states, features is not None)
     if features is not None:
         phi = _features("features", features, model)
         psi = phi if critic_features is None else _features("critic_features", critic_features, model)
-        radius = checks.positive("radius", radius)
+        estimate = partial(_linear, model, phi, psi, checks.positive("radius", radius))
+    elif critic_features is None:
+        estimate = partial(_tabular, model)
+    else:
+        raise ValueError("critic_features needs features: without, both weights and critic are tables")
     visitation = (1 - model.mdp.discount) * np.atleast_2d(model.credit(model.behaviour))
-    weights, solutions = [], []
-    for block in np.array_split(_places(model), max(1, len(visitation) // BLOCK)):
-        rows = visitation[block] if model.start is None else visitation
-        if features is None:
-            found, solution = _tabular(model, block, rows, quadratic, tolerance, iterations)
-        else:
-            found, solution = _linear(model, block, rows, phi, psi, radius, quadratic, tolerance, iterations)
-        weights.append(found)
-        solutions.append(solution)
-    table = np.concatenate(weights)
-    result = model.spread(table if model.start is None else table[0])
+    starts = np.arange(len(visitation)) if model.start is None else np.array([model.start])
+    blocks = max(1, len(starts) // BLOCK)
+    found = []
+    for block, rows in zip(np.array_split(starts, blocks), np.array_split(visitation, blocks), strict=True):
+        found.append(estimate(block, rows, quadratic, tolerance, iterations))
+    table = np.concatenate([weights for weights, _ in found])
     info = model.info._replace(
-        iterations=max(s.iterations for s in solutions), gap=max(s.gap for s in solutions)
+        iterations=max(solution.iterations for _, solution in found),
+        gap=max(solution.gap for _, solution in found),
     )
-    return (result, info) if return_info else result
+    return model.spread(table if model.start is None else table[0]), info
 
 
 class _Problem(NamedTuple):
@@ -244,24 +213,16 @@ class _Solution(NamedTuple):
     gap: float
 
 
-def _places(model: Model) -> np.ndarray:
-    """The starts, by their places among pairs or states."""
-    start, num_actions = model.start, model.behaviour.shape[1]
-    if start is None:
-        return np.arange(len(model.states) * (1 if model.on_states else num_actions))
-    return np.array([start[0] * num_actions + start[1] if isinstance(start, tuple) else start])
-
-
-def _starts(model: Model, block: np.ndarray, size: int) -> FloatArray:
-    """``(1-γ) δ`` of every start of a block, one column per start."""
-    columns = np.zeros((size, len(block)))
-    columns[block, np.arange(len(block))] = 1 - model.mdp.discount
+def _deltas(model: Model, starts: np.ndarray, size: int) -> FloatArray:
+    """``(1-γ) δ`` of every start, one column per start."""
+    columns = np.zeros((size, len(starts)))
+    columns[starts, np.arange(len(starts))] = 1 - model.mdp.discount
     return columns
 
 
 def _tabular(
     model: Model,
-    block: np.ndarray,
+    starts: np.ndarray,
     visitation: FloatArray,
     quadratic: bool,
     tolerance: float,
@@ -277,7 +238,7 @@ def _tabular(
         adjoint=lambda x: x - gamma * (transposed @ x),
         row_sums=(1 + gamma * (kernel @ ones))[:, None],
         column_sums=(1 + gamma * (transposed @ ones))[:, None],
-        b=_starts(model, block, kernel.shape[0]),
+        b=_deltas(model, starts, kernel.shape[0]),
         h=1 / np.maximum(d, 1e-12) if quadratic else 0.0,
         low=-np.inf if quadratic else 0.0,
         high=np.inf if quadratic else max(1.0, _most_traced(model)),
@@ -289,11 +250,11 @@ def _tabular(
 
 def _linear(
     model: Model,
-    block: np.ndarray,
-    visitation: FloatArray,
     phi: FloatArray,
     psi: FloatArray,
     radius: float,
+    starts: np.ndarray,
+    visitation: FloatArray,
     quadratic: bool,
     tolerance: float,
     iterations: int,
@@ -312,7 +273,7 @@ def _linear(
         adjoint=lambda x: np.einsum("mij,im->jm", whitened, x, optimize=True),
         row_sums=np.abs(whitened).sum(axis=2).T,
         column_sums=np.abs(whitened).sum(axis=1).T,
-        b=psi.T @ _starts(model, block, phi.shape[0]),
+        b=psi.T @ _deltas(model, starts, phi.shape[0]),
         h=1.0 if quadratic else 0.0,
         low=-np.inf if quadratic else -radius,
         high=np.inf if quadratic else radius,
@@ -349,37 +310,22 @@ def _solve(problem: _Problem, tolerance: float, max_iterations: int) -> _Solutio
     balance = np.ones(b.shape[1])  # between the step sizes of x and y, learned at each restart
     from_x, from_y, from_gap = x, y, _duality_gap(problem, x, y)
     sum_x, sum_y, since = np.zeros_like(x), np.zeros_like(y), np.zeros(b.shape[1])
-    best_x, best_y, gap = x, y, from_gap
     for iteration in range(1, max_iterations + 1):
-        new_y = y - balance * tau * (problem.adjoint(x) - b)
-        new_y = np.clip(new_y, -problem.critic_bound, problem.critic_bound)
-        step = sigma / balance
-        x = np.clip(
-            (x + step * problem.forward(2 * new_y - y)) / (1 + step * problem.h), problem.low, problem.high
-        )
-        y = new_y
+        x, y = _step(problem, x, y, sigma / balance, balance * tau)
         sum_x, sum_y, since = sum_x + x, sum_y + y, since + 1
         if iteration % CHECK_EVERY and iteration < max_iterations:
             continue
-        mean_x, mean_y = sum_x / since, sum_y / since
-        gap_last, gap_mean = _duality_gap(problem, x, y), _duality_gap(problem, mean_x, mean_y)
-        use_mean = gap_mean < gap_last
-        best_x, best_y = np.where(use_mean, mean_x, x), np.where(use_mean, mean_y, y)
-        gap = np.where(use_mean, gap_mean, gap_last)
+        best_x, best_y, gap = _better(problem, (x, y), (sum_x / since, sum_y / since))
         if gap.max() <= tolerance:
             break
+        # From the better point after a large decrease of the gap; when the last restart is long ago, after a small one or any.
         long = since >= 0.36 * iteration
         restart = (gap <= 0.2 * from_gap) | (
             long & ((gap <= 0.8 * from_gap) | (iteration > 10 * CHECK_EVERY))
         )
         if restart.any():
-            moved_x, moved_y = (
-                np.linalg.norm(best_x - from_x, axis=0),
-                np.linalg.norm(best_y - from_y, axis=0),
-            )
-            known = restart & (moved_x > 1e-12) & (moved_y > 1e-12)
-            ratio = np.divide(moved_y, moved_x, out=np.ones_like(moved_x), where=known)
-            balance = np.where(known, np.sqrt(ratio * balance), balance)
+            moved = _rebalanced(balance, best_x - from_x, best_y - from_y)
+            balance = np.where(restart, moved, balance)
             x, y = np.where(restart, best_x, x), np.where(restart, best_y, y)
             from_x, from_y = np.where(restart, x, from_x), np.where(restart, y, from_y)
             from_gap = np.where(restart, gap, from_gap)
@@ -388,9 +334,36 @@ def _solve(problem: _Problem, tolerance: float, max_iterations: int) -> _Solutio
         warnings.warn(
             f"the saddle point was not reached in {max_iterations} iterations: the duality gap is {gap.max():.3g} and not "
             f"{tolerance:.3g}",
-            stacklevel=5,
+            stacklevel=5,  # the call of saddle_point or fenchel, which _estimate and _tabular (or _linear) lie below
         )
     return _Solution(best_x, best_y, iteration, float(gap.max()))
+
+
+def _step(
+    problem: _Problem, x: FloatArray, y: FloatArray, sigma: FloatArray, tau: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """One step of the primal-dual hybrid gradient: y down, then x up from where y is about to go."""
+    new_y = np.clip(y - tau * (problem.adjoint(x) - problem.b), -problem.critic_bound, problem.critic_bound)
+    new_x = (x + sigma * problem.forward(2 * new_y - y)) / (1 + sigma * problem.h)
+    return np.clip(new_x, problem.low, problem.high), new_y
+
+
+def _better(
+    problem: _Problem, last: tuple[FloatArray, FloatArray], mean: tuple[FloatArray, FloatArray]
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Of each column's last iterate and mean of iterates the one with the smaller duality gap, x and y, and that gap."""
+    gap_last, gap_mean = _duality_gap(problem, *last), _duality_gap(problem, *mean)
+    use_mean = gap_mean < gap_last
+    x, y = (np.where(use_mean, m, z) for m, z in zip(mean, last, strict=True))
+    return x, y, np.where(use_mean, gap_mean, gap_last)
+
+
+def _rebalanced(balance: FloatArray, moved_x: FloatArray, moved_y: FloatArray) -> FloatArray:
+    """The balance moved towards the ratio of the ways that y and x went, by their geometric mean; kept if one stood still."""
+    way_x, way_y = np.linalg.norm(moved_x, axis=0), np.linalg.norm(moved_y, axis=0)
+    known = (way_x > 1e-12) & (way_y > 1e-12)
+    ratio = np.divide(way_y, way_x, out=np.ones_like(way_x), where=known)
+    return np.where(known, np.sqrt(ratio * balance), balance)
 
 
 def _duality_gap(problem: _Problem, x: FloatArray, y: FloatArray) -> FloatArray:

@@ -168,57 +168,46 @@ class EmpiricalMDP(eqx.Module):
                 data has behaviour probabilities. In the dense form an index outside makes the frequencies of all pairs NaN that
                 the call counts.
         """
-        columns = {"actions": actions, "next_states": next_states, "ended": ended, "rewards": rewards}
-        columns |= {"first": first, "behaviour": behaviour, "valid": valid}
-        for name, values in columns.items():
-            if values is not None and np.shape(values) != np.shape(states):
-                raise ValueError(
-                    f"{name} must have the shape of states, {np.shape(states)}, got {np.shape(values)}"
-                )
-        for name, values in {"states": states, "actions": actions, "next_states": next_states}.items():
-            array: Any = values if isinstance(values, jax.Array) else np.asarray(values)
-            if array.size and array.dtype.kind not in "biu":
-                raise ValueError(f"{name} must be whole numbers, got {array.dtype}")
-        if self.dense:
-            return self._add_dense(states, actions, next_states, ended, valid, rewards, first, behaviour)
-        kept = slice(None) if valid is None else np.asarray(valid, bool)
+        indices = {"states": states, "actions": actions, "next_states": next_states}
+        others = {"ended": ended, "rewards": rewards, "first": first, "behaviour": behaviour, "valid": valid}
+        _check_columns(indices, others)
+        add = self._add_dense if self.dense else self._add_on_host
+        return add(states, actions, next_states, ended, rewards, first, behaviour, valid)
 
-        if np.ndim(states) != 1:
-            raise ValueError(f"states must be a flat array [N], got shape {np.shape(states)}")
-
-        def column(values: ArrayLike, kind: type | None = None) -> Any:
-            return np.asarray(values, kind)[kept]
-
-        x, a, y = (column(values, np.int64) for values in (states, actions, next_states))
-        goes_on = ~column(ended, bool)
+    def _add_on_host(
+        self, x: Any, a: Any, y: Any, ended: Any, rewards: Any, first: Any, behaviour: Any, valid: Any
+    ) -> "EmpiricalMDP":
+        if np.ndim(x) != 1:
+            raise ValueError(f"states must be a flat array [N], got shape {np.shape(x)}")
+        counted = slice(None) if valid is None else np.asarray(valid, bool)
+        x, a, y = (np.asarray(indices, np.int64)[counted] for indices in (x, a, y))
+        goes_on = ~np.asarray(ended, bool)[counted]
         s, k = self.visits.shape
-        for name, values, size in (("states", x, s), ("actions", a, k), ("next_states", y[goes_on], s)):
-            if values.size and (values.min() < 0 or values.max() >= size):
-                bad = values[(values < 0) | (values >= size)][0]
+        for name, indices, size in (("states", x, s), ("actions", a, k), ("next_states", y[goes_on], s)):
+            if indices.size and (indices.min() < 0 or indices.max() >= size):
+                bad = indices[(indices < 0) | (indices >= size)][0]
                 raise ValueError(f"{name} must lie in range({size}), but one of them is {bad}")
         if x.size:
             self._check_logged(behaviour is not None)
         pair = x * k + a
 
-        def sums(weights: Any = None) -> np.ndarray:
-            return np.bincount(pair, weights, minlength=s * k).reshape(s, k)
+        def added(table: Any, values: Any) -> Any:
+            if values is None:
+                return table
+            return table + np.bincount(pair, np.asarray(values)[counted], minlength=s * k).reshape(s, k)
 
         entries = (np.ones(np.count_nonzero(goes_on)), (pair[goes_on], y[goes_on]))
+        begins = None if first is None else x[np.asarray(first, bool)[counted]]
         return EmpiricalMDP(
-            self.visits + sums(),
+            self.visits + np.bincount(pair, minlength=s * k).reshape(s, k),
             self.successors + sp.coo_array(entries, shape=(s * k, s)).tocsr(),
-            self.reward_sums if rewards is None else self.reward_sums + sums(column(rewards)),
-            self.starts if first is None else self.starts + np.bincount(x[column(first, bool)], minlength=s),
-            self.behaviour_sums if behaviour is None else self.behaviour_sums + sums(column(behaviour)),
+            added(self.reward_sums, rewards),
+            self.starts if begins is None else self.starts + np.bincount(begins, minlength=s),
+            added(self.behaviour_sums, behaviour),
         )
 
-    def _check_logged(self, logged: bool) -> None:
-        """Raises if behaviour probabilities were logged here and not in more data, or the other way round."""
-        if self.visits.any() and self.has_behaviour != logged:
-            raise ValueError("behaviour probabilities are present in one part of the data and not in another")
-
     def _add_dense(
-        self, x: Any, a: Any, y: Any, ended: Any, valid: Any, rewards: Any, first: Any, behaviour: Any
+        self, x: Any, a: Any, y: Any, ended: Any, rewards: Any, first: Any, behaviour: Any, valid: Any
     ) -> "EmpiricalMDP":
         dtype = self.visits.dtype
         x, a, y, ended = jnp.asarray(x), jnp.asarray(a), jnp.asarray(y), jnp.asarray(ended, bool)
@@ -248,6 +237,11 @@ class EmpiricalMDP(eqx.Module):
             added(self.behaviour_sums, behaviour),
         )
 
+    def _check_logged(self, logged: bool) -> None:
+        """Raises if behaviour probabilities were logged here and not in more data, or the other way round."""
+        if self.visits.any() and self.has_behaviour != logged:
+            raise ValueError("behaviour probabilities are present in one part of the data and not in another")
+
     def merge(self, other: "EmpiricalMDP") -> "EmpiricalMDP":
         """The counts of both together.
 
@@ -270,10 +264,10 @@ class EmpiricalMDP(eqx.Module):
     def with_prior(self, prior: ArrayLike | float) -> "EmpiricalMDP":
         """The counts with pseudo-counts: one number for every `(x, a, x')`, or a table `[S, A, S]`."""
         s, a = self.visits.shape
-        pseudo = np.asarray(prior, dtype=np.float64)
-        pseudo = checks.array(
-            "prior", np.broadcast_to(pseudo, (s, a, s)) if pseudo.ndim == 0 else pseudo, (s, a, s)
-        )
+        pseudo = checks.array("prior", prior)
+        if pseudo.ndim == 0:
+            pseudo = np.full((s, a, s), pseudo)
+        checks.shaped("prior", pseudo.shape, (s, a, s))
         checks.non_negative("prior", pseudo)
         if not pseudo.any():
             return self
@@ -402,6 +396,18 @@ def estimate_behaviour(
     counts = EmpiricalMDP.empty(num_states, num_actions).update(trajectories)
     k = checks.at_least("prior", prior, 0.0)
     return eqx.tree_at(lambda c: c.visits, counts, counts.visits + k).action_frequencies()
+
+
+def _check_columns(indices: dict[str, ArrayLike], others: dict[str, ArrayLike | None]) -> None:
+    """Raises for columns of another shape than that of the states, and for indices that are no integers."""
+    shape = np.shape(indices["states"])
+    for name, values in (indices | others).items():
+        if values is not None and np.shape(values) != shape:
+            raise ValueError(f"{name} must have the shape of states, {shape}, got {np.shape(values)}")
+    for name, values in indices.items():
+        array: Any = values if isinstance(values, jax.Array) else np.asarray(values)
+        if array.size and array.dtype.kind not in "biu":
+            raise ValueError(f"{name} must be whole numbers, got {array.dtype}")
 
 
 def _ratio(numerator: Any, denominator: Any) -> Any:

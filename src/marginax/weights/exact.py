@@ -72,12 +72,12 @@ def exact_states(mdp: TabularMDP, mu: ArrayLike, c: ArrayLike, *, start: int | N
         >>> exact_states(mdp, mu, traces.retrace(pi, mu), start=0)
         array([1.  , 0.5 , 0.25])
     """
-    both = _on_states(mdp, mu, checks.array("c", c, mdp.r.shape))
+    traced, visits = _on_states(mdp, mu, checks.array("c", c, mdp.r.shape))
     if start is None:
-        return _divide(*(StateTraced(each).matrix() for each in both))
+        return _divide(StateTraced(traced).matrix(), StateTraced(visits).matrix())
     first = np.zeros(mdp.num_states)
     first[checks.index("start", start, mdp.num_states)] = 1.0
-    return _divide(*(each.transposed(first) for each in both))
+    return _divide(traced.transposed(first), visits.transposed(first))
 
 
 def paths(
@@ -108,17 +108,17 @@ def paths(
         >>> paths(mdp, mu, traces.retrace(pi, mu), start=(0, 0))
         array([0. , 1. , 0.5])
     """
-    both = _on_states(mdp, mu, _markovian(mdp, c))
+    traced, visits = _on_states(mdp, mu, _markovian(mdp, c))
     if start is not None:
         first = mdp.successors(start)
-        return _divide(*(each.transposed(first) for each in both))
+        return _divide(traced.transposed(first), visits.transposed(first))
     checks.fits_in_memory(
         "paths between all pairs and states",
         mdp.r.size * mdp.num_states,
         copies=4,
         instead="ask for one row (start=)",
     )
-    return _divide(*(mdp.expect_next(each.matrix()) for each in both))
+    return _divide(mdp.expect_next(traced.matrix()), mdp.expect_next(visits.matrix()))
 
 
 def paths_states(mdp: TabularMDP, mu: ArrayLike, c: ArrayLike, *, start: int | None = None) -> FloatArray:
@@ -142,12 +142,16 @@ def paths_states(mdp: TabularMDP, mu: ArrayLike, c: ArrayLike, *, start: int | N
         >>> paths_states(mdp, mu, traces.retrace(pi, mu), start=0)
         array([0.  , 0.5 , 0.25])
     """
-    both = _on_states(mdp, mu, _markovian(mdp, c))
+    traced, visits = _on_states(mdp, mu, _markovian(mdp, c))
     if start is None:
         # P Σ_t (γP)^t: what a path of at least one step reaches, without subtracting.
-        return _divide(*(each.kernel @ StateTraced(each).matrix() for each in both))
+        return _divide(
+            traced.kernel @ StateTraced(traced).matrix(), visits.kernel @ StateTraced(visits).matrix()
+        )
     state = checks.index("start", start, mdp.num_states)
-    return _divide(*(each.transposed(_row(each.kernel, state)) for each in both))
+    return _divide(
+        traced.transposed(_row(traced.kernel, state)), visits.transposed(_row(visits.kernel, state))
+    )
 
 
 class NonMarkovianTraces(NamedTuple):
@@ -215,7 +219,7 @@ def to_traces(mdp: TabularMDP, mu: ArrayLike, w: ArrayLike, start: tuple[int, in
 
 
 def _on_states(mdp: TabularMDP, mu: ArrayLike, traces: FloatArray) -> tuple[Resolvent, Resolvent]:
-    """What paths of μ reach, with and without the traces."""
+    """The resolvents of ``P^{cμ}`` and ``P^μ`` on states: what paths of μ reach, with the traces and without."""
     behaviour = mdp.policy("mu", mu)
     traced = converging(mdp, behaviour * traces).paths
     return traced, Resolvent(mdp.state_kernel(behaviour), mdp.discount)

@@ -100,9 +100,9 @@ def deviance(
         return jnp.exp(scores) - products * scores
     if power == 2:
         return products * jnp.exp(-scores) + scores
-    return products * jnp.exp((1 - power) * scores) / (power - 1) + jnp.exp((2 - power) * scores) / (
-        2 - power
-    )
+    fit = products * jnp.exp((1 - power) * scores) / (power - 1)
+    size = jnp.exp((2 - power) * scores) / (2 - power)
+    return fit + size
 
 
 def path_deviance(

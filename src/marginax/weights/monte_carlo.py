@@ -139,7 +139,7 @@ class MonteCarlo(eqx.Module):
             keep = 1 - self.step_size
             share = self.step_size * keep ** later.astype(sums.dtype)
             sums = sums * (keep ** times.astype(sums.dtype))[:, None, None]
-        below = links.follows.astype(sums.dtype) if self.as_printed else links.discounted
+        below = links.steps.follows.astype(sums.dtype) if self.as_printed else links.discounted
 
         def step(carry: tuple[Array, Array], inputs: tuple[Array, ...]) -> tuple[tuple[Array, Array], None]:
             sums, tails = carry
@@ -217,8 +217,15 @@ def monte_carlo(
            [1. , 0. ],
            [0.5, 0. ]], dtype=float32)
     """
-    form = {"average": average, "step_size": step_size, "factored": factored, "as_printed": as_printed}
-    make = partial(MonteCarlo.init, start=start, on_states=on_states, **form)  # type: ignore[arg-type]
+    make = partial(
+        MonteCarlo.init,
+        start=start,
+        on_states=on_states,
+        average=average,
+        step_size=step_size,
+        factored=factored,
+        as_printed=as_printed,
+    )
     return estimate(make, trajectories, c, discount)
 
 

@@ -145,7 +145,7 @@ class Regression(eqx.Module):
         batch, k = links.start.shape[0], self.features.shape[1]
         dtype = self.features.dtype
         tails = (jnp.zeros((batch, k, k), dtype), jnp.zeros((batch, k), dtype))
-        fields = (links.start, links.valid, links.visit, links.lead, links.discounted, links.traced)
+        fields = (links.start, links.steps.valid, links.visit, links.lead, links.discounted, links.traced)
         inputs = jax.tree.map(jnp.transpose, fields)
         (gram, moment, _, _), _ = jax.lax.scan(step, (self.gram, self.moment, *tails), inputs, reverse=True)
         changed = eqx.tree_at(lambda e: (e.gram, e.moment), self, (gram, moment))

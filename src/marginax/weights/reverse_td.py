@@ -12,6 +12,7 @@ $c(x_t,a_t)\, u(x_t)$ if the arrival came from $(x_t, a_t)$. The target bootstra
 `ReverseTD` keeps the sums of this equation for each start and solves it: the fixed point of reverse TD on the data so far.
 """
 
+import math
 from functools import partial
 from typing import Any
 
@@ -33,11 +34,9 @@ from marginax.weights._data import (
     fixed_behaviour,
     fixed_discount,
     link_steps,
-    read_steps,
     row_of,
     rows_of,
     table_of,
-    traces_along,
 )
 
 __all__ = ["ReverseTD", "reverse_td"]
@@ -121,10 +120,9 @@ class ReverseTD(eqx.Module):
 
     def update(self, trajectories: Trajectory, c: ArrayLike) -> "ReverseTD":
         """The estimator after more trajectories, fields `[..., T]`, with traces `c[S, A]`."""
-        shape = self.actions.shape
-        links = link_steps(trajectories, c, self.discount, shape[: 1 if self.on_states else 2], paths=True)
-        steps, rows = read_steps(trajectories), self.visits.shape[1]
-        traces = traces_along(steps, table_of(c, shape, self.flows.dtype))
+        table, rows = table_of(c, self.actions.shape, self.flows.dtype), self.visits.shape[1]
+        shape = table.shape[:1] if self.on_states else table.shape
+        links = link_steps(trajectories, table, self.discount, shape, paths=True)
         row = rows_of(links, rows, self.start)
 
         def step(carry: Any, now: tuple[Array, ...]) -> tuple[Any, None]:
@@ -138,15 +136,16 @@ class ReverseTD(eqx.Module):
             arrivals = arrivals.at[:, y].add(lead[:, None] * jnp.stack([first, eligible + begins]))
             return (flows, departures, arrivals, discounted[:, None] * (eligible + begins)), None
 
+        steps = links.steps
         eligible = jnp.zeros((row.shape[0], rows), self.flows.dtype)
-        now = (steps.states, steps.next_states, row, traces, links.lead, links.discounted)
+        now = (steps.states, links.visit, row, links.traces, links.lead, links.discounted)
         carry = (self.flows, self.departures, self.arrivals, eligible)
         (*sums, _), _ = jax.lax.scan(step, carry, jax.tree.map(jnp.transpose, now))
-        places = self.actions.shape[0] if self.on_states else self.actions.size
         actions = self.actions.at[steps.states, steps.actions].add(steps.valid)
-        visits = self.visits + count_starts(links, row, rows, places)
-        where = lambda e: (e.flows, e.departures, e.arrivals, e.actions, e.visits)  # noqa: E731
-        return eqx.tree_at(where, self, (*sums, actions, visits))
+        visits = self.visits + count_starts(links, row, rows, math.prod(shape))
+        return eqx.tree_at(
+            lambda e: (e.flows, e.departures, e.arrivals, e.actions, e.visits), self, (*sums, actions, visits)
+        )
 
     def paths(self, c: ArrayLike) -> Float[Array, "rows S"]:
         """u of each start, for the traces `c[S, A]` of the updates; NaN for a start from which the sum over time diverges."""
