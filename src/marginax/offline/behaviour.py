@@ -15,6 +15,7 @@ from scipy.stats import norm
 
 from marginax.deep.networks import MLP
 from marginax.offline.features import Choices, Pairs
+from marginax.offline.log import divided
 from marginax.offline.networks import Training, descend, everywhere
 from marginax.offline.policies import probabilities
 from marginax.weights.empirical import EmpiricalMDP
@@ -58,9 +59,9 @@ def calibration(counts: EmpiricalMDP, table: np.ndarray | None = None) -> Calibr
     n = counts.visits
     total = n.sum(axis=1, keepdims=True)
     seen = counts.support
-    frequency = np.divide(n, total, out=np.zeros_like(n), where=total > 0)
+    frequency = divided(n, total)
     if table is None:
-        predicted, usable = np.divide(counts.behaviour_sums, n, out=np.zeros_like(n), where=seen), seen
+        predicted, usable = mean_logged(counts), seen
     else:
         predicted, usable = table, np.broadcast_to(total > 0, n.shape)
     spread = predicted * (1 - predicted)
@@ -83,6 +84,11 @@ def calibration(counts: EmpiricalMDP, table: np.ndarray | None = None) -> Calibr
         deviation=np.inf if impossible.any() else deviation,
         error=float((n * np.abs(predicted - frequency))[usable].sum() / n.sum()),
     )
+
+
+def mean_logged(counts: EmpiricalMDP) -> np.ndarray:
+    """[S, A] the mean logged probability of each pair, zero where the log never took it."""
+    return divided(counts.behaviour_sums, counts.visits)
 
 
 def behaviour_table(behaviour: Any, counts: EmpiricalMDP, logged: bool) -> tuple[np.ndarray | None, str]:
@@ -121,8 +127,9 @@ class Behaviour:
 def fit_behaviour(pairs: Pairs, seed: int, training: Training) -> Behaviour:
     """Fits a softmax (indices) or a Gaussian with its own spread (vectors) by maximum likelihood."""
     log = pairs.log
-    episode = np.repeat(np.arange(log.num_episodes), log.lengths)
-    held = episode % HELD_OUT == HELD_OUT - 1 if log.num_episodes >= HELD_OUT else np.zeros(len(log), bool)
+    held = (
+        log.episode % HELD_OUT == HELD_OUT - 1 if log.num_episodes >= HELD_OUT else np.zeros(len(log), bool)
+    )
     used = np.flatnonzero(~held)
     size, k = pairs.observations.shape[1], pairs.actions.shape[1]
     first, second = jax.random.split(jax.random.key(seed))
@@ -167,7 +174,7 @@ def doubts(pairs: Pairs, logged: np.ndarray, seed: int) -> float:
     inputs = pairs.observations.astype(np.float64)
     hidden = inputs @ rng.normal(size=(inputs.shape[1], min(50, len(log) // 400)))
     phi = np.concatenate([np.tanh(hidden), inputs, np.ones((len(log), 1))], axis=1)
-    fold = np.repeat(log.folds(), log.lengths)
+    fold = log.folds()[log.episode]
     gain = -np.log(logged)
     for k in (0, 1):
         used = np.flatnonzero(fold != k)

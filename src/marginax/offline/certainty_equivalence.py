@@ -61,7 +61,7 @@ class Counts(Accumulator):
             ValueError: for a state or action outside the tables, naming episode and step.
         """
         self._check(log)
-        fold = np.repeat(log.folds(first), log.lengths)
+        fold = log.folds(first)[log.episode]
         begins = np.zeros(len(log), dtype=bool)
         begins[log.offsets[:-1]] = True
         for k in range(FOLDS):
@@ -201,11 +201,10 @@ class WeightedErrors:
 
     def __call__(self, log: Log, cells: np.ndarray) -> np.ndarray:
         """[N] for each row of a log."""
-        following = np.where(log.terminal, 0, log.next_states)
         if self.layers == 1:
-            ahead = self.discount * np.where(log.terminal, 0.0, self.v[following])
+            ahead = self.discount * np.where(log.terminal, 0.0, self.v[log.following])
             return self.weights[cells] * (log.rewards + ahead - self.here[cells])
-        found = np.searchsorted(self.keys, cells * len(self.v) + following)
+        found = np.searchsorted(self.keys, cells * len(self.v) + log.following)
         found = np.minimum(found, max(len(self.keys) - 1, 0))
         ahead = np.where(log.terminal, 0.0, self.ahead[found] if len(self.ahead) else 0.0)
         return self.weights[cells] * log.rewards + ahead - self.here[cells]
@@ -254,9 +253,8 @@ class Model:
         """[N] r + γV(x') - Q(x,a) of each row, with the values of its step where there is a horizon."""
         layered = len(self.q) > 1
         t = np.minimum(log.times, len(self.q) - 1) if layered else 0
-        following = self.v[t + 1 if layered else 0, np.where(log.terminal, 0, log.next_states)]
-        following = np.where(log.terminal, 0.0, following)
-        return log.rewards + self.discount * following - self.q[t, log.states, log.actions]
+        ahead = np.where(log.terminal, 0.0, self.v[t + 1 if layered else 0, log.following])
+        return log.rewards + self.discount * ahead - self.q[t, log.states, log.actions]
 
 
 def certainty_equivalence(
@@ -352,7 +350,7 @@ class ModelInfluence(Accumulator):
         """Adds a chunk."""
         model = self.model
         start = model.v[0, log.states[log.offsets[:-1]]]
-        pairs = log.states * model.weights.shape[1] + log.actions
+        pairs = log.pairs(model.weights.shape[1])
         factor = left_out(log, pairs, model.visits.ravel())
         alone = np.isinf(factor)
         terms = model.weighted_errors(log, pairs) * np.where(alone, 1.0, factor)
@@ -374,7 +372,7 @@ def left_out(
     (the jackknife). Cells of large totals hardly change and have 1."""
     found = np.ones(len(log))
     rows = np.flatnonzero(totals[cells] <= MANY)
-    episode = np.repeat(np.arange(log.num_episodes), log.lengths)[rows]
+    episode = log.episode[rows]
     _, place = np.unique(episode * len(totals) + cells[rows], return_inverse=True)
     own = np.bincount(place, None if weights is None else weights[rows])[place]
     rest = totals[cells[rows]] - own

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from marginax.offline.behaviour import Calibration
+from marginax.offline.behaviour import Calibration, mean_logged
 from marginax.offline.certainty_equivalence import Model, effective_transitions
 from marginax.offline.importance import FEW, ImportanceSums
 from marginax.offline.markov import MarkovTest
@@ -175,9 +175,7 @@ def unreachable(counts: EmpiricalMDP, mu: np.ndarray | None, model: Model, how: 
     if how == "estimated":
         return model.unsupported
     if mu is None:
-        mean = np.divide(
-            counts.behaviour_sums, counts.visits, out=np.zeros(counts.visits.shape), where=counts.support
-        )
+        mean = mean_logged(counts)
         never = np.broadcast_to(1.0 - mean.sum(axis=1, keepdims=True) < 1e-3, mean.shape)
     else:
         never = mu <= 0

@@ -83,7 +83,7 @@ class Pairs:
         order = np.random.default_rng(seed).permutation(log.num_episodes)
         enough = int(np.searchsorted(np.cumsum(log.lengths[order]), most)) + 1
         drawn = np.sort(order[:enough])
-        rows = np.flatnonzero(np.repeat(np.isin(np.arange(log.num_episodes), drawn), log.lengths))
+        rows = np.flatnonzero(np.isin(log.episode, drawn))
         taken = (
             self.observations[rows],
             self.actions[rows],
@@ -286,7 +286,7 @@ def fit(pairs: Pairs, discount: float, seed: int, *, horizon: int | None = None)
     dtype = np.float64 if len(log) <= _EXACT else np.float32
     features = Features(*sizes, pairs.discrete, seed, dtype=dtype)
     size, fold = features.size, log.folds()
-    by_row = np.repeat(fold, log.lengths)
+    by_row = fold[log.episode]
     step = max(500, min(_BLOCK, 4_000_000 // (horizon or 1)))
     blocks = [
         (k, rows[i : i + step], entries)

@@ -82,11 +82,7 @@ class Backup:
 
     def _read(self) -> Iterator[tuple[Log, Packed]]:
         for log in pieces(self.source.chunks()):
-            yield log, pack(log, self.pairs(log), log.next_states)
-
-    def pairs(self, log: Log) -> np.ndarray:
-        """[N] index of each row's pair."""
-        return log.states * self.pi.shape[1] + log.actions
+            yield log, pack(log, log.pairs(self.pi.shape[1]), log.next_states)
 
     def values(self, q: np.ndarray) -> np.ndarray:
         """[S] of π, with what it does outside its table filled in."""
@@ -112,7 +108,7 @@ class Backup:
         """[S, A] sums of the targets of all visits."""
         total = np.zeros(q.size)
         for log, found in self.targets(q):
-            total += np.bincount(self.pairs(log), found, minlength=q.size)
+            total += np.bincount(log.pairs(q.shape[1]), found, minlength=q.size)
         return total.reshape(q.shape)
 
     def transposed(self, y: np.ndarray) -> np.ndarray:
@@ -126,7 +122,7 @@ class Backup:
         with jax.enable_x64(True):
             flat, v, *rest = self._arguments(np.zeros(y.shape))
             for log, packed in self.parts():
-                cotangents = packed.laid(per_visit[self.pairs(log)])
+                cotangents = packed.laid(per_visit[log.pairs(y.shape[1])])
                 of_q, of_v = pulled_back(cotangents, flat, v, packed.steps, *rest)
                 total += np.asarray(of_q).reshape(y.shape) + self.pi * np.asarray(of_v)[:, None]
         return total
@@ -180,17 +176,17 @@ class MarginalizedSums(Accumulator):
 
     def update(self, log: Log, first: int = 0) -> None:
         """Adds a chunk."""
-        pairs = log.states * self.actions + log.actions
+        pairs, following = log.pairs(self.actions), log.following
         for here, there, coefficient in self.lags(log):
             start = pairs[here]
             add_at(self.of_pairs, start * self.size + pairs[there], coefficient)
-            successor = np.where(log.terminal[there], 0, log.next_states[there])
-            add_at(self.of_states, start * self.states + successor, coefficient * ~log.terminal[there])
+            cell = start * self.states + following[there]
+            add_at(self.of_states, cell, coefficient * ~log.terminal[there])
             add_at(self.of_rewards, start, coefficient * log.rewards[there])
 
     def lags(self, log: Log) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """For each lag k: the rows t whose window reaches t + k, those rows t + k, and γ^k w."""
-        times, pairs = log.times, log.states * self.actions + log.actions
+        times, pairs = log.times, log.pairs(self.actions)
         here = np.arange(len(log))
         end = np.minimum(
             here - times + (times // WINDOW + 1) * WINDOW, np.repeat(log.offsets[1:], log.lengths)
@@ -203,9 +199,9 @@ class MarginalizedSums(Accumulator):
 
     def targets(self, log: Log, q: np.ndarray, v: np.ndarray) -> np.ndarray:
         """[N] the target of each row."""
-        following = np.where(log.terminal, 0.0, v[np.where(log.terminal, 0, log.next_states)])
+        ahead = self.discount * np.where(log.terminal, 0.0, v[log.following])
         found = q[log.states, log.actions]
-        delta = log.rewards + self.discount * following - found
+        delta = log.rewards + ahead - found
         for here, there, coefficient in self.lags(log):
             found[here] += coefficient * delta[there]
         return found

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import nnls
 
-from marginax.offline.log import Accumulator, Log, add_at
+from marginax.offline.log import Accumulator, Log, add_at, divided
 from marginax.offline.results import MAX_GROUPS, Estimate, concentration, if_alike
 from marginax.statistics import Interval
 
@@ -106,7 +106,7 @@ class ImportanceSums(Accumulator):
         e, sums, kept = log.num_episodes, self.sums, self.kept
         number = log.numbers(first)
         group = number % self.groups
-        row_group = np.repeat(group, log.lengths)
+        row_group = group[log.episode]
         times = log.times
         rho = log.products(ratios)
         gamma = self.discount ** times.astype(np.float64)
@@ -231,7 +231,7 @@ class ImportanceSums(Accumulator):
         """[T] (Σρ_t)²/Σρ_t² over the episodes whose weight at step t is known."""
         mass = self._mass().sum(axis=0)
         square = self.sums["square"] + np.cumsum(self.sums["square_ended"])[:-1]
-        return np.divide(mass**2, square, out=np.zeros_like(mass), where=square > 0)
+        return divided(mass**2, square)
 
     def estimates(self, model: Estimate | None = None) -> dict[str, Estimate]:
         """All importance-sampling estimates, and doubly robust ones where critics were given.
@@ -344,7 +344,7 @@ class ImportanceSums(Accumulator):
         each group changes by being there, [G] and [G, T]."""
         mass = self._mass()
         total = mass.sum(axis=0)
-        inverse = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
+        inverse = divided(1.0, total)
         at_time = terms.sum(axis=0) * inverse
         start = float(base.sum() / self.episodes)
         influence = (terms - mass * at_time) * _without(mass, total) * self.groups

@@ -79,6 +79,11 @@ class Log:
         return flags
 
     @property
+    def episode(self) -> np.ndarray:
+        """[N] the episode of each row, counted from 0."""
+        return np.repeat(np.arange(self.num_episodes), self.lengths)
+
+    @property
     def times(self) -> np.ndarray:
         """[N] step t of each row within its episode, from 0."""
         return np.arange(len(self)) - np.repeat(self.offsets[:-1], self.lengths)
@@ -92,6 +97,15 @@ class Log:
     def discrete_actions(self) -> bool:
         """Whether actions are indices."""
         return self.actions.ndim == 1 and self.actions.dtype.kind in "iu"
+
+    @property
+    def following(self) -> np.ndarray:
+        """[N] next states as indices that can be looked up: 0 where the step is terminal and nothing may be read."""
+        return np.where(self.terminal, 0, self.next_states)
+
+    def pairs(self, num_actions: int) -> np.ndarray:
+        """[N] the pair of each row as a number x·A + a, for logs of indices."""
+        return self.states * num_actions + self.actions
 
     def name(self, episode: int) -> str:
         """The name of an episode, as error messages give it."""
@@ -409,6 +423,12 @@ def as_indices_or_floats(x: np.ndarray) -> np.ndarray:
         return x.reshape(len(x)).astype(np.int64)
     floats = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
     return floats.reshape(len(x), -1)
+
+
+def divided(numerator: Any, denominator: Any) -> np.ndarray:
+    """Entry by entry; zero where the denominator is not positive."""
+    shape = np.broadcast_shapes(np.shape(numerator), np.shape(denominator))
+    return np.divide(numerator, denominator, out=np.zeros(shape), where=denominator > 0)
 
 
 def add_at(table: np.ndarray, cell: np.ndarray, values: np.ndarray) -> None:

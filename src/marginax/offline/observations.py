@@ -206,7 +206,6 @@ def _network_answers(
     scale = max(float(np.abs(log.rewards).max()), 1e-8)
     weights = networks.resample(log.num_episodes, training.members, request.seed)
     rows = networks.rows_of(pairs, chances, weights, discount, scale)
-    episode = np.repeat(np.arange(log.num_episodes), log.lengths)
     moments = moments_of(pairs, discount, request.seed) if {"saddle-point", "fenchel"} & set(wanted) else None
     found = {}
 
@@ -233,7 +232,7 @@ def _network_answers(
             if name != "regression":
                 assert moments is not None
                 w = balanced(rows, moments, trained["fqe-one-step"].result()[0], discount, w)
-            values = (weights[:, episode] * w * log.rewards).sum(axis=1) / weights.sum(axis=1)
+            values = (weights[:, log.episode] * w * log.rewards).sum(axis=1) / weights.sum(axis=1)
         kind, truncation = ESTIMATORS[name]
         error = float(values.std(ddof=1))
         reach = float(student.ppf((1 + request.level) / 2, len(values) - 1)) * error

@@ -15,7 +15,7 @@ import numpy as np
 from marginax import _checks as checks
 from marginax.engine import Engine, using
 from marginax.offline import fitted_q
-from marginax.offline.behaviour import behaviour_table, calibration
+from marginax.offline.behaviour import behaviour_table, calibration, mean_logged
 from marginax.offline.certainty_equivalence import (
     Counts,
     Endless,
@@ -25,7 +25,7 @@ from marginax.offline.certainty_equivalence import (
 )
 from marginax.offline.diagnostics import STOPPED, curves_of, diagnostics_of, labelled, pairs_of, unreachable
 from marginax.offline.importance import FAINT, ImportanceSums
-from marginax.offline.log import Accumulator, Log
+from marginax.offline.log import Accumulator, Log, divided
 from marginax.offline.markov import MarkovSums
 from marginax.offline.networks import Training
 from marginax.offline.passes import Passes, passes_over
@@ -351,14 +351,9 @@ class Weighing(Accumulator):
 
 def critic_errors(log: Log, critics: list[Model], first: int) -> tuple[np.ndarray, np.ndarray]:
     """[N] r + γV(x') - Q(x,a) and [E] V(x_0), for episodes numbered from `first`, each by the critic of its fold."""
-    fold = log.folds(first)
-    rows = np.repeat(fold, log.lengths)
-    begin = log.states[log.offsets[:-1]]
-    delta, base = np.empty(len(log)), np.empty(log.num_episodes)
-    for k, critic in enumerate(critics):
-        delta[rows == k] = critic.errors(log)[rows == k]
-        base[fold == k] = critic.v[0, begin[fold == k]]
-    return delta, base
+    fold, begin = log.folds(first), log.states[log.offsets[:-1]]
+    delta = np.choose(fold[log.episode], [critic.errors(log) for critic in critics])
+    return delta, np.choose(fold, [critic.v[0, begin] for critic in critics])
 
 
 def _fitted(
@@ -379,9 +374,8 @@ def _fitted(
         notes.append(f"fqe-marginalized left out above {fitted_q.PAIR_LIMIT:,} pairs")
         wanted.remove("fqe-marginalized")
     if mu is None:
-        n = counts.whole.visits
-        mu = np.divide(counts.whole.behaviour_sums, n, out=np.zeros_like(n), where=n > 0)
-    retrace = clip_ratios(np.divide(pi, mu, out=np.zeros_like(pi), where=mu > 0))
+        mu = mean_logged(counts.whole)
+    retrace = clip_ratios(divided(pi, mu))
     found = {}
     for name in request.progress("fitted Q", wanted):
         backup: fitted_q.Backup

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from marginax import _checks as checks
-from marginax.offline.log import Log
+from marginax.offline.log import Log, divided
 from marginax.offline.sources import Source
 
 TABLES = (".npy", ".csv", ".parquet")
@@ -270,10 +270,10 @@ def _table_of_rows(policy: RowPolicy, source: Source, s: int, a: int) -> tuple[n
                 total[:, k] += np.bincount(log.states, weight, minlength=s)
             n += np.bincount(log.states, minlength=s)[:, None]
         else:
-            pairs = log.states * a + log.actions
+            pairs = log.pairs(a)
             total += np.bincount(pairs, policy.at(log), minlength=s * a).reshape(s, a)
             n += np.bincount(pairs, minlength=s * a).reshape(s, a)
-    table = np.divide(total, n, out=np.zeros_like(total), where=n > 0)
+    table = divided(total, n)
     sums = table.sum(axis=1)
     notes = ["the policy is known on the log's rows only; elsewhere it counts as unsupported"]
     if (sums > 1 + 1e-3).any():
