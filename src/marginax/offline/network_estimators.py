@@ -195,7 +195,7 @@ def _balanced(rows: Rows, moments: Moments, share: float) -> Array:
     return jnp.asarray(np.stack(found), jnp.float32)
 
 
-def ratios(
+def fit_ratios(
     rows: Rows,
     moments: Moments | None,
     method: str,
