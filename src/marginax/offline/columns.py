@@ -218,3 +218,49 @@ def _parsed(cells: list[str]) -> np.ndarray:
         return np.array([_FLAGS.get(cell.strip().lower(), cell) for cell in cells]).astype(np.float64)
     except ValueError:
         return np.array([cell if cell else None for cell in cells], dtype=object)
+
+
+def has_words(values: np.ndarray) -> bool:
+    """Whether a column holds labels, and not only numbers."""
+    if values.dtype.kind in "US":
+        return True
+    return values.dtype == object and any(isinstance(value, str) for value in values)
+
+
+def words(values: np.ndarray) -> np.ndarray:
+    """Cells as words, the empty word where one is missing."""
+    if values.dtype.kind == "U":
+        return values
+    return np.array(["" if v is None or v != v else str(v) for v in values.tolist()], dtype=str)
+
+
+def missing(values: np.ndarray) -> np.ndarray:
+    """[N] which cells of a column are missing."""
+    if values.dtype.kind == "f":
+        return np.isnan(values) if values.ndim == 1 else np.isnan(values).all(axis=1)
+    if values.dtype == object:
+        return np.array([value is None or value != value for value in values])
+    if values.dtype.kind == "U":
+        return values == ""
+    return np.zeros(len(values), dtype=bool)
+
+
+def whole(values: np.ndarray) -> np.ndarray:
+    """Numbers that are all whole as integers, as people read them."""
+    if values.dtype.kind == "f" and np.isfinite(values).all() and (values == np.floor(values)).all():
+        return values.astype(np.int64)
+    return values
+
+
+def floats(values: np.ndarray, column: str, first: int) -> np.ndarray:
+    """A column of numbers, whose first row has that number in the file."""
+    try:
+        return values.astype(np.float64)
+    except (TypeError, ValueError):
+        for row, value in enumerate(values.tolist()):
+            try:
+                float("nan" if value is None else value)
+            except (TypeError, ValueError):
+                place = f"row {first + row} (from 0)"
+                raise ValueError(f"column {column!r}, {place}: {value!r} is not a number") from None
+        raise

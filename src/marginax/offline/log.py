@@ -317,7 +317,7 @@ def _numbers(episode: dict[str, Any], name: str, dtype: Any) -> np.ndarray:
 
 def assemble(
     lengths: np.ndarray,
-    names: list[Any] | np.ndarray,
+    names: Sequence[Any] | np.ndarray,
     columns: Mapping[str, Any],
     extra: np.ndarray,
 ) -> tuple[Log | None, int]:
@@ -372,7 +372,9 @@ def assemble(
     log = Log(
         **kept,
         offsets=np.concatenate([[0], np.cumsum(size[size > 0])]),
-        names=[names[i] for i in np.flatnonzero(size)] if isinstance(names, list) else names[size > 0],
+        names=names[size > 0]
+        if isinstance(names, np.ndarray)
+        else [names[i] for i in np.flatnonzero(size).tolist()],
     )
     return log.checked(), int(lost.sum())
 
