@@ -369,12 +369,12 @@ def assemble(
     size = np.bincount(place.index[keep], minlength=len(lengths))
     given = {name: columns.get(name) for name in _COLUMNS} | {"next_states": following, "terminal": terminal}
     kept: dict[str, Any] = {name: None if x is None else x[keep] for name, x in given.items()}
+    left = np.flatnonzero(size)
+    names = names[left] if isinstance(names, np.ndarray) else [names[i] for i in left.tolist()]
     log = Log(
         **kept,
-        offsets=np.concatenate([[0], np.cumsum(size[size > 0])]),
-        names=names[size > 0]
-        if isinstance(names, np.ndarray)
-        else [names[i] for i in np.flatnonzero(size).tolist()],
+        offsets=np.concatenate([[0], np.cumsum(size[left])]),
+        names=names,
     )
     return log.checked(), int(lost.sum())
 
