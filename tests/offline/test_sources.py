@@ -569,3 +569,13 @@ def test_an_index_beyond_every_table_is_refused_with_its_place():
     table = columns(state=[0, 1, 10**10, 1, 0, 2, 2])
     with pytest.raises(ValueError, match="episode 0, step 2: state 10000000000 is too large for an index"):
         evaluate(table, lambda x: np.full((len(x), 2), 0.5))
+
+
+def test_labels_of_numpy_archives_may_be_bytes(tmp_path):
+    table = {"episode": [0, 0], "state": ["über", "home"], "action": [0, 1], "reward": [0.0, 1.0]}
+    table |= {"terminal": [False, True]}
+    words, coded = (dict(table), dict(table, state=np.char.encode(table["state"], "utf-8")))
+    np.savez(tmp_path / "log.npz", **coded)
+    found = open_data(tmp_path / "log.npz", "sorted")
+    assert found.encoding == {"state": ["home", "über"]}
+    same(found.read(), open_data(words, "sorted").read())

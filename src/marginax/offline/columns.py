@@ -38,7 +38,7 @@ class Columns:
 
     def __init__(self, name: str, columns: dict[str, Any], names: list[str] | None = None) -> None:
         self.name, self.names = name, names or list(columns)
-        self._columns = {key: np.asarray(values) for key, values in columns.items()}
+        self._columns = {key: _decoded(np.asarray(values)) for key, values in columns.items()}
         lengths = {key: len(values) for key, values in self._columns.items() if values.ndim}
         if len(set(lengths.values())) != 1 or len(lengths) != len(self._columns):
             raise ValueError(f"the columns of {name} have different lengths: {lengths}")
@@ -63,12 +63,12 @@ class ParquetColumns(Columns):
             import pyarrow.parquet as pq
         except ImportError as error:
             raise checks.missing_package("a Parquet log", "pyarrow", "offline") from error
-        with _reading(self.name):
+        with reading(self.name):
             return pq.ParquetFile(str(self.path), filesystem=self.system)
 
     def batches(self, columns: list[str], size: int) -> Iterator[Batch]:
         """The columns, in blocks of `size` rows."""
-        with self._file() as file, _reading(self.name):
+        with self._file() as file, reading(self.name):
             for batch in file.iter_batches(batch_size=size, columns=columns):
                 yield {name: _array(batch.column(name), name) for name in columns}
 
@@ -86,7 +86,7 @@ class CsvColumns(Columns):
         if packed != self.packed:
             what = "a gzip file: name it .csv.gz" if packed else "not a gzip file, as its name says"
             raise ValueError(f"{self.name} is {what}")
-        with self._text() as text, _reading(self.name):
+        with self._text() as text, reading(self.name):
             self.names = next(csv.reader(text), [])
 
     def _text(self) -> Any:
@@ -105,12 +105,12 @@ class CsvColumns(Columns):
             "convert_options": arrow.ConvertOptions(include_columns=columns, strings_can_be_null=True),
             "read_options": arrow.ReadOptions(block_size=1 << 24),
         }
-        with _reading(self.name), arrow.open_csv(self.path, **settings) as reader:
+        with reading(self.name), arrow.open_csv(self.path, **settings) as reader:
             for batch in reader:
                 yield {name: _array(batch.column(name), name) for name in columns}
 
     def _plain(self, columns: list[str], size: int) -> Iterator[Batch]:
-        with self._text() as file, _reading(self.name):
+        with self._text() as file, reading(self.name):
             reader = csv.reader(file)
             header = next(reader)
             place = {name: i for i, name in enumerate(header)}
@@ -134,7 +134,7 @@ def open_columns(path: Path) -> Columns:
     if name.endswith((".csv", ".csv.gz")):
         return CsvColumns(path)
     if name.endswith(".npz"):
-        with _reading(path.name), np.load(path, allow_pickle=False) as arrays:
+        with reading(path.name), np.load(path, allow_pickle=False) as arrays:
             return Columns(path.name, {key: arrays[key] for key in arrays.files})
     return ParquetColumns(path)
 
@@ -153,7 +153,7 @@ def parquet_files(system: Any, path: str) -> list[Columns]:
 
 
 @contextmanager
-def _reading(name: str) -> Iterator[None]:
+def reading(name: str) -> Iterator[None]:
     """Puts a file's name before the message of whatever reading it raises."""
     try:
         yield
@@ -199,6 +199,11 @@ def columns_in_memory(data: Any) -> Columns | None:
     return None
 
 
+def _decoded(cells: np.ndarray) -> np.ndarray:
+    """Words that are stored as bytes, as other words."""
+    return np.char.decode(cells, "utf-8") if cells.dtype.kind == "S" else cells
+
+
 def _cells(column: Any) -> np.ndarray:
     """A column of a frame; what pandas holds as missing among objects is None."""
     cells = np.asarray(column)
@@ -222,9 +227,9 @@ def _parsed(cells: list[str]) -> np.ndarray:
 
 def has_words(values: np.ndarray) -> bool:
     """Whether a column holds labels, and not only numbers."""
-    if values.dtype.kind in "US":
-        return True
-    return values.dtype == object and any(isinstance(value, str) for value in values)
+    if values.dtype == object:
+        return any(isinstance(value, str) for value in values)
+    return values.dtype.kind == "U"
 
 
 def words(values: np.ndarray) -> np.ndarray:
