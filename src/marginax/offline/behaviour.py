@@ -13,6 +13,7 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 from scipy.stats import norm
 
+from marginax import _checks as checks
 from marginax.deep.networks import MLP
 from marginax.offline.features import Choices, Pairs
 from marginax.offline.log import divided
@@ -101,9 +102,7 @@ def behaviour_table(behaviour: Any, counts: EmpiricalMDP, logged: bool) -> tuple
         if behaviour != "estimated" and logged:
             return None, "logged"
         return counts.action_frequencies(), "estimated"
-    table = np.asarray(behaviour, dtype=np.float64)
-    if table.shape != counts.visits.shape:
-        raise ValueError(f"behaviour must have shape {counts.visits.shape}, got {table.shape}")
+    table = checks.array("behaviour", behaviour, counts.visits.shape)
     return probabilities("behaviour", table), "given"
 
 

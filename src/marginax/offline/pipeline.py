@@ -183,6 +183,9 @@ def evaluate(
     several = policy if isinstance(policy, Mapping) else {"policy": policy}
     if not several:
         raise ValueError("policy is an empty mapping: give at least one policy")
+    for name in several:
+        if not isinstance(name, str):
+            raise ValueError(f"the names of policies must be strings, got {name!r}")
     source = open_data(data)
     with using(engine, address=address) as place, passes_over(source, request.progress, place) as passes:
         source = passes.source  # sorted, if need be
