@@ -144,9 +144,9 @@ def prepare(log: Log, policy: FunctionPolicy, seed: int) -> Pairs:
         draws = standard_action(mean[:, None] + std[:, None] * noise)
         return Choices(observations, draws, np.full((len(mean), SAMPLES), 1 / SAMPLES, np.float32))
 
-    goes_on = ~log.terminal[:, None]
-    following = ask(np.where(goes_on, _matrix(log.next_states), _matrix(log.states)))
-    following = replace(following, weights=following.weights * goes_on)
+    ended = np.expand_dims(log.terminal, tuple(range(1, log.states.ndim)))
+    following = ask(np.where(ended, log.states, log.next_states))
+    following = replace(following, weights=following.weights * ~log.terminal[:, None])
     starts = ask(log.states[log.offsets[:-1]])
     return Pairs(log, standard(_matrix(log.states)), taken, following, starts, log_volume)
 
