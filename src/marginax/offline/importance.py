@@ -14,7 +14,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from marginax.offline.log import Accumulator, Log, add_at, divided
-from marginax.offline.results import MAX_GROUPS, Estimate, concentration, if_alike
+from marginax.offline.results import MAX_GROUPS, Estimate, concentration, effective_size, if_alike
 from marginax.statistics import Interval
 
 DOMINANT = 0.5  # share of the weight from which a single episode decides a self-normalised average
@@ -224,8 +224,7 @@ class ImportanceSums(Accumulator):
 
     def ess(self) -> float:
         """(Σρ_T)²/Σρ_T² over episodes."""
-        square = float((self.weights**2).sum())
-        return float(self.weights.sum()) ** 2 / square if square > 0 else 0.0
+        return effective_size(float(self.weights.sum()), float((self.weights**2).sum()))
 
     def _mass(self) -> np.ndarray:
         """[G, T] Σ ρ_t of the episodes whose weight at step t is known."""

@@ -27,6 +27,7 @@ from marginax.offline.results import (
     Estimate,
     Evaluation,
     Influence,
+    effective_size,
     if_alike,
     intervals,
     with_room,
@@ -238,8 +239,7 @@ def _linear_estimate(pairs: Pairs, request: Request) -> tuple[Estimate, LinearFi
     psi = [fit.starts - fit.starts.mean() + log.sums(fit.weighted_errors) for fit in draws]
     influence.add(np.mean(psi, axis=0))
     weights = np.mean([fit.weights for fit in draws], axis=0)
-    square, total = float((weights**2).sum()), float(weights.sum())
-    ess = total**2 / square if square > 0 else 0.0
+    ess = effective_size(float(weights.sum()), float((weights**2).sum()))
     spread = 2 * float(values.std(ddof=1))
     estimate = Estimate(float(values.mean()), influence.groups(), ess, "transitions", spread, model_share=1.0)
     return estimate, draws[0]

@@ -20,7 +20,7 @@ from marginax.offline.certainty_equivalence import (
     left_out,
 )
 from marginax.offline.log import FOLDS, Accumulator, Log, add_at, divided
-from marginax.offline.results import Estimate, Influence
+from marginax.offline.results import Estimate, Influence, effective_size
 
 
 class RegressionSums(Accumulator):
@@ -192,8 +192,8 @@ class StateRatioEstimate(Accumulator):
     def estimates(self) -> dict[str, Estimate]:
         """By name."""
         u, mass = self.ratio.sum(axis=0), self.mass
-        square = float((self.sums.squares.sum(axis=0) * u**2).sum())
-        ess = float((mass * u).sum()) ** 2 / square if square > 0 else 0.0
+        squares = self.sums.squares.sum(axis=0)
+        ess = effective_size(float((mass * u).sum()), float((squares * u**2).sum()))
         lost = self.layers.unsupported
         found = {"state-ratio": Estimate(self.value, self.influence.groups(), ess, "transitions", lost=lost)}
         if self.critics is not None:
