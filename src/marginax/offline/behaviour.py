@@ -21,6 +21,7 @@ from marginax.offline.networks import Training, descend, everywhere
 from marginax.offline.policies import probabilities
 from marginax.weights.empirical import EmpiricalMDP
 
+BEHAVIOURS = ("auto", "logged", "estimated")  # where its probabilities may come from
 NOT_LOGGED = "behaviour is to be taken from the log, which has no behaviour probabilities"
 HELD_OUT = 10  # every tenth episode is kept for calibration
 _RARE = 0.002  # of the log's own actions have a density that counts as outside it
@@ -95,7 +96,7 @@ def mean_logged(counts: EmpiricalMDP) -> np.ndarray:
 def behaviour_table(behaviour: Any, counts: EmpiricalMDP, logged: bool) -> tuple[np.ndarray | None, str]:
     """The table to take μ from (None: the log's own column), and in a word where it comes from."""
     if isinstance(behaviour, str):
-        if behaviour not in ("auto", "logged", "estimated"):
+        if behaviour not in BEHAVIOURS:
             raise ValueError(f"behaviour must be auto, logged, estimated or a table, got {behaviour!r}")
         if behaviour == "logged" and not logged:
             raise ValueError(NOT_LOGGED)

@@ -62,11 +62,9 @@ class Counts(Accumulator):
         """
         self._check(log)
         fold = log.folds(first)[log.episode]
-        begins = np.zeros(len(log), dtype=bool)
-        begins[log.offsets[:-1]] = True
+        steps = (log.states, log.actions, log.next_states, log.terminal)
+        others: Any = {"rewards": log.rewards, "first": log.times == 0, "behaviour": log.behaviour}
         for k in range(FOLDS):
-            steps = (log.states, log.actions, log.next_states, log.terminal)
-            others: Any = {"rewards": log.rewards, "first": begins, "behaviour": log.behaviour}
             self.folds[k] = self.folds[k].add(*steps, **others, valid=fold == k)
         self.episodes += log.num_episodes
         self.steps += len(log)

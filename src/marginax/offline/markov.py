@@ -65,9 +65,7 @@ class MarkovSums(Accumulator):
             log = log.select(taken)
         delta = self.model.errors(log)
         pairs = log.pairs(self.model.weights.shape[1])
-        later = np.ones(len(log), dtype=bool)
-        later[log.offsets[:-1]] = False
-        here = np.flatnonzero(later)
+        here = np.flatnonzero(log.times > 0)
         past = 2 * pairs[here - 1] + (delta[here - 1] > 0)
         self.cells.append(past * self.model.weights.size + pairs[here])
         self.delta.append(delta[here])
@@ -110,9 +108,7 @@ def markov_of_observations(pairs: Pairs, delta: np.ndarray, seed: int) -> Markov
     chance their products with δ, summed by episode, have mean zero.
     """
     log = pairs.log
-    later = np.ones(len(log), dtype=bool)
-    later[log.offsets[:-1]] = False
-    here = np.flatnonzero(later)
+    here = np.flatnonzero(log.times > 0)
     if len(here) < 100 or log.num_episodes < 30:
         return MarkovTest(0.0, 0)
     before = here - 1

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from marginax.offline import features, networks
-from marginax.offline.behaviour import NOT_LOGGED, Behaviour, doubts, fit_behaviour
+from marginax.offline.behaviour import BEHAVIOURS, NOT_LOGGED, Behaviour, doubts, fit_behaviour
 from marginax.offline.diagnostics import curves_of, diagnostics_of
 from marginax.offline.features import LinearFit, Pairs, prepare, target_probability
 from marginax.offline.importance import ONE_EPISODE, ImportanceSums
@@ -157,7 +157,7 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
 
 def _behaviour_from(log: Log, policy: Policy, behaviour: Any) -> str:
     """Where behaviour probabilities come from: `logged` or `estimated`."""
-    if not isinstance(behaviour, str) or behaviour not in ("auto", "logged", "estimated"):
+    if not isinstance(behaviour, str) or behaviour not in BEHAVIOURS:
         raise ValueError("behaviour must be auto, logged or estimated for a log with observations")
     logged = log.behaviour is not None
     if behaviour == "logged" and not logged:

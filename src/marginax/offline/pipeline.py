@@ -257,7 +257,7 @@ def evaluate_tabular(passes: Passes, policy: Policy, request: Request) -> Evalua
     if request.wants(*SAME_IN_TABLES):
         asked.add("certainty-equivalence")
         notes.append(SAME)
-    estimates |= _fitted(passes, counts, model, pi, mu, request, notes)
+    estimates |= _fitted_q(passes, counts, model, pi, mu, request, notes)
     estimates = {name: estimates[name] for name in ESTIMATORS if name in estimates and name in asked}
 
     # Step 5: intervals.
@@ -381,7 +381,7 @@ def critic_errors(log: Log, critics: list[Model], first: int) -> tuple[np.ndarra
     return delta, np.choose(fold, [critic.v[0, begin] for critic in critics])
 
 
-def _fitted(
+def _fitted_q(
     passes: Passes,
     counts: Counts,
     model: Model,
