@@ -45,6 +45,12 @@ class Fit:
     v: np.ndarray
     residual: float
 
+    def influences(self, log: Log, targets: np.ndarray, lam: np.ndarray, value: float) -> np.ndarray:
+        """[E] V(x_0) - value + Σ_t λ(x_t,a_t) (target_t - Q(x_t,a_t)) of each episode; see `estimate`."""
+        errors = targets - self.q[log.states, log.actions]
+        start = self.v[log.states[log.offsets[:-1]]]
+        return start - value + log.sums(lam[log.states, log.actions] * errors)
+
 
 class Backup:
     """Q [S, A] to the mean over visits of the sampled targets; one pass over the log each time.
@@ -131,10 +137,7 @@ class Backup:
         """Influences of the episodes, numbered from `first`; see `estimate`."""
         influence = Influence(self.counts.episodes)
         for log, found in self.targets(fitted.q):
-            error = found - fitted.q[log.states, log.actions]
-            start = fitted.v[log.states[log.offsets[:-1]]]
-            psi = start - value + log.sums(lam[log.states, log.actions] * error)
-            influence.add(psi, first)
+            influence.add(fitted.influences(log, found, lam, value), first)
             first += log.num_episodes
         return influence
 
@@ -188,9 +191,7 @@ class MarginalizedSums(Accumulator):
         """For each lag k: the rows t whose window reaches t + k, those rows t + k, and γ^k w."""
         times, pairs = log.times, log.pairs(self.actions)
         here = np.arange(len(log))
-        end = np.minimum(
-            here - times + (times // WINDOW + 1) * WINDOW, np.repeat(log.offsets[1:], log.lengths)
-        )
+        end = np.minimum(here + WINDOW - times % WINDOW, log.last[log.episode] + 1)
         for k in range(WINDOW):
             here = here[here + k < end[here]]
             if not len(here):
@@ -220,10 +221,8 @@ class MarginalizedInfluence(Accumulator):
 
     def update(self, log: Log, first: int = 0) -> None:
         """Adds a chunk."""
-        q, v = self.fitted.q, self.fitted.v
-        error = self.sums.targets(log, q, v) - q[log.states, log.actions]
-        start = v[log.states[log.offsets[:-1]]]
-        self.influence.add(start - self.value + log.sums(self.lam[log.states, log.actions] * error), first)
+        targets = self.sums.targets(log, self.fitted.q, self.fitted.v)
+        self.influence.add(self.fitted.influences(log, targets, self.lam, self.value), first)
 
 
 class MarginalizedBackup(Backup):
