@@ -18,6 +18,7 @@ from marginax import _checks as checks
 Batch = dict[str, np.ndarray]
 PARQUET = (".parquet", ".pq")
 SUFFIXES = (*PARQUET, ".csv", ".csv.gz", ".npz")
+BLOCK = 1 << 24  # bytes of a CSV file that pyarrow reads at a time
 _FLAGS = {"true": "1", "false": "0", "": "nan"}
 
 
@@ -30,11 +31,13 @@ class Columns:
         total: number of rows, if known.
         path: of the file, if there is one that is read in batches.
         system: pyarrow's file system on which it is, if not the machine's own.
+        reals: columns of real numbers, even if the first of them are whole or missing.
     """
 
     total: int | None = None
     path: Path | None = None
     system: Any = None
+    reals: frozenset[str] = frozenset()
 
     def __init__(self, name: str, columns: dict[str, Any], names: list[str] | None = None) -> None:
         self.name, self.names = name, names or list(columns)
@@ -95,19 +98,29 @@ class CsvColumns(Columns):
         return open(self.path, encoding="utf-8-sig", newline="")
 
     def batches(self, columns: list[str], size: int) -> Iterator[Batch]:
-        """The columns, in blocks of `size` rows, or of 16 MB."""
+        """The columns, in blocks of `size` rows, or of `BLOCK` bytes."""
         try:
+            import pyarrow as pa
             import pyarrow.csv as arrow
         except ImportError:
             yield from self._plain(columns, size)
             return
-        settings = {
-            "convert_options": arrow.ConvertOptions(include_columns=columns, strings_can_be_null=True),
-            "read_options": arrow.ReadOptions(block_size=1 << 24),
-        }
-        with reading(self.name), arrow.open_csv(self.path, **settings) as reader:
-            for batch in reader:
-                yield {name: _array(batch.column(name), name) for name in columns}
+
+        def opened(types: dict[str, Any]) -> Any:
+            settings = {"include_columns": columns, "strings_can_be_null": True, "column_types": types}
+            return arrow.open_csv(
+                self.path,
+                convert_options=arrow.ConvertOptions(**settings),
+                read_options=arrow.ReadOptions(block_size=BLOCK),
+            )
+
+        with reading(self.name):
+            with opened({}) as reader:  # types are those of the first block
+                guessed = {name: reader.schema.field(name).type for name in columns if name in self.reals}
+            vague = (name for name, t in guessed.items() if pa.types.is_integer(t) or pa.types.is_null(t))
+            with opened(dict.fromkeys(vague, pa.float64())) as reader:
+                for batch in reader:
+                    yield {name: _array(batch.column(name), name) for name in columns}
 
     def _plain(self, columns: list[str], size: int) -> Iterator[Batch]:
         with self._text() as file, reading(self.name):

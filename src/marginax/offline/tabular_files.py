@@ -75,6 +75,9 @@ class TableSource(Source):
         self.columns = _assign(parts[0].names)
         for part in parts:
             _check(part, parts[0], self.columns)
+            part.reals = frozenset(
+                name for role, names in self.columns.items() for name in names if _is_real(role, name)
+            )
         self.first_row = 0
         self._find_labels(encoding)
 
@@ -112,7 +115,7 @@ class TableSource(Source):
                 block = {}
                 for role, names in columns.items():
                     block[role] = batch[names[0]]
-                    if names[0].lower() not in NAMES[role]:  # obs_0, …: numbers, and never indices
+                    if _is_entry(role, names[0]):
                         block[role] = np.stack([floats(batch[name], name, row) for name in names], axis=1)
                 if "episode" in block:
                     episode = block["episode"]
@@ -357,6 +360,15 @@ class _Reader:
             unknown &= ~ignore
         place.refuse(unknown, f"{role} '{{}}' is missing or unknown", given)
         return index[found].astype(np.int64)
+
+
+def _is_entry(role: str, name: str) -> bool:
+    """Whether a column is one of those of a vector, such as obs_0: real numbers, and never indices."""
+    return name.lower() not in NAMES[role]
+
+
+def _is_real(role: str, name: str) -> bool:
+    return role in ("reward", "behaviour") or _is_entry(role, name)
 
 
 def _assign(names: list[str]) -> dict[str, list[str]]:
