@@ -246,3 +246,27 @@ def test_a_sample_of_a_log_has_whole_episodes():
     np.testing.assert_array_equal(sample.observations, pairs.observations[rows])
     np.testing.assert_array_equal(sample.log.states, pairs.log.states[rows])
     np.testing.assert_array_equal(sample.starts.weights, pairs.starts.weights[rows[::10] // 10])
+
+
+def test_a_policy_is_asked_with_states_as_the_log_has_them():
+    """Indices of states and vectors of actions: the policy looks its means up."""
+    rng = np.random.default_rng(0)
+    means = np.array([[0.0], [1.0], [2.0]])
+    log = Log.from_episodes(
+        [
+            {"states": rng.integers(3, size=4), "actions": rng.normal(size=(3, 1)), "rewards": np.ones(3)}
+            | {"terminal": bool(i % 2), "behaviour": np.full(3, 0.4)}
+            for i in range(10)
+        ]
+    )
+    asked = []
+
+    def policy(states):
+        asked.append(states)
+        return means[states], 0.5
+
+    pairs = prepare(log, FunctionPolicy(policy), 0)
+    following, starts = asked
+    np.testing.assert_array_equal(following, np.where(log.terminal, log.states, log.next_states))
+    np.testing.assert_array_equal(starts, log.states[log.offsets[:-1]])
+    assert pairs.following.actions.shape == (len(log), 8, 1)

@@ -9,7 +9,8 @@ from marginax.offline.passes import _groups, _scattered
 from reference.log_files import same_answers, write_log
 from reference.offline_logs import GAMMA, garnet_log
 
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pq = pytest.importorskip("pyarrow.parquet")
 
 
 class Spread(Local):
@@ -62,3 +63,19 @@ def test_files_are_cut_only_where_an_episode_ends():
     assert not _scattered(ids)
     assert _scattered([np.array([0, 1]), np.array([2]), np.array([1])])
     assert _scattered([np.array([0, 1, 0])])
+
+
+def test_a_share_without_a_step_that_can_be_used_adds_nothing(tmp_path):
+    """Its episodes have one step, are truncated and come without their final observation."""
+    columns = {"state": [0] * 40, "action": [0, 1] * 20, "reward": [0.0, 1.0] * 20}
+    columns["behaviour"] = [0.5] * 40
+    for k, terminal in enumerate((True, False)):
+        table = {"episode": np.arange(40) + 40 * k, "terminal": [terminal] * 40} | columns
+        pq.write_table(pa.table(table), tmp_path / f"{k}.parquet")
+    names = ["per-decision-is", "certainty-equivalence", "fqe-retrace"]
+    alone, spread = (
+        evaluate(tmp_path, [[0.3, 0.7]], discount=GAMMA, estimators=names, engine=engine)
+        for engine in ("local", Spread(2))
+    )
+    assert alone.diagnostics["episodes"] == 40
+    same_answers(spread, alone)

@@ -112,6 +112,12 @@ def test_broken_files_and_names_are_refused(case, tmp_path):
     (tmp_path / "words.csv").write_text("a,b\nyes,no\n")
     with pytest.raises(ValueError, match="not a table of numbers"):
         load_policy(tmp_path / "words.csv")
+    (tmp_path / "empty.npy").touch()
+    with pytest.raises(ValueError, match=r"empty.npy is not a plain NumPy array: No data left in file"):
+        load_policy(tmp_path / "empty.npy")
+    (tmp_path / "latin.csv").write_bytes(b"gauche,\xe0 droite\n0.5,0.5\n")
+    with pytest.raises(ValueError, match=r"latin.csv cannot be read: "):
+        load_policy(tmp_path / "latin.csv")
     np.save(tmp_path / "short.npy", np.full(3, 0.5))
     with pytest.raises(ValueError, match=r"short.npy has 3 rows of probabilities, and the log has \d+ rows"):
         evaluate(path, str(tmp_path / "short.npy"), discount=GAMMA)
@@ -296,3 +302,15 @@ def test_rows_that_do_not_fit_the_actions_are_refused():
 def test_a_std_that_is_none_is_refused(std, message):
     with pytest.raises(ValueError, match=message):
         load_policy(lambda x: (np.zeros((len(x), 1)), std))(np.zeros((4, 2)))
+
+
+def test_answers_of_a_policy_that_are_no_table_name_it():
+    policy = load_policy(lambda x: [[1.0], [0.5, 0.5]])
+    with pytest.raises(ValueError, match="the policy <lambda> must be an array of real numbers"):
+        policy(np.zeros((2, 1)))
+
+
+def test_names_of_policies_are_strings():
+    log = Log.from_episodes([{"states": [0, 0], "actions": [0], "rewards": [1.0], "terminal": True}] * 3)
+    with pytest.raises(ValueError, match=r"the names of policies must be strings, got 0.1"):
+        evaluate(log, {0.1: [[1.0]], 0.5: [[1.0]]})

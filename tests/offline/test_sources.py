@@ -569,3 +569,26 @@ def test_an_index_beyond_every_table_is_refused_with_its_place():
     table = columns(state=[0, 1, 10**10, 1, 0, 2, 2])
     with pytest.raises(ValueError, match="episode 0, step 2: state 10000000000 is too large for an index"):
         evaluate(table, lambda x: np.full((len(x), 2), 0.5))
+
+
+def test_labels_of_numpy_archives_may_be_bytes(tmp_path):
+    table = {"episode": [0, 0], "state": ["über", "home"], "action": [0, 1], "reward": [0.0, 1.0]}
+    table |= {"terminal": [False, True]}
+    words, coded = (dict(table), dict(table, state=np.char.encode(table["state"], "utf-8")))
+    np.savez(tmp_path / "log.npz", **coded)
+    found = open_data(tmp_path / "log.npz", "sorted")
+    assert found.encoding == {"state": ["home", "über"]}
+    same(found.read(), open_data(words, "sorted").read())
+
+
+def test_numbers_of_a_long_csv_file_may_be_whole_or_missing_at_first(tmp_path, monkeypatch):
+    """pyarrow takes the types of columns from the first block."""
+    monkeypatch.setattr("marginax.offline.columns.BLOCK", 256)
+    path = tmp_path / "log.csv"
+    rows = [f"{i},1,{i},0,1,1,1" for i in range(50)] + ["50,0.5,0,0,1,0.5,0.25"]
+    path.write_text("\n".join(["episode,obs_0,obs_1,action,terminal,reward,behaviour", *rows]))
+    log = open_data(path).read()
+    np.testing.assert_array_equal(log.states[-2:], [[1, 49], [0.5, 0]])
+    assert log.rewards[-2:].tolist() == [1, 0.5]
+    assert log.behaviour[-2:].tolist() == [1, 0.25]
+    assert log.actions.dtype == np.int64

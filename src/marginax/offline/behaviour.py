@@ -13,12 +13,15 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 from scipy.stats import norm
 
+from marginax import _checks as checks
 from marginax.deep.networks import MLP
 from marginax.offline.features import Choices, Pairs
+from marginax.offline.log import divided
 from marginax.offline.networks import Training, descend, everywhere
 from marginax.offline.policies import probabilities
 from marginax.weights.empirical import EmpiricalMDP
 
+BEHAVIOURS = ("auto", "logged", "estimated")  # where its probabilities may come from
 NOT_LOGGED = "behaviour is to be taken from the log, which has no behaviour probabilities"
 HELD_OUT = 10  # every tenth episode is kept for calibration
 _RARE = 0.002  # of the log's own actions have a density that counts as outside it
@@ -58,9 +61,9 @@ def calibration(counts: EmpiricalMDP, table: np.ndarray | None = None) -> Calibr
     n = counts.visits
     total = n.sum(axis=1, keepdims=True)
     seen = counts.support
-    frequency = np.divide(n, total, out=np.zeros_like(n), where=total > 0)
+    frequency = divided(n, total)
     if table is None:
-        predicted, usable = np.divide(counts.behaviour_sums, n, out=np.zeros_like(n), where=seen), seen
+        predicted, usable = mean_logged(counts), seen
     else:
         predicted, usable = table, np.broadcast_to(total > 0, n.shape)
     spread = predicted * (1 - predicted)
@@ -85,19 +88,22 @@ def calibration(counts: EmpiricalMDP, table: np.ndarray | None = None) -> Calibr
     )
 
 
+def mean_logged(counts: EmpiricalMDP) -> np.ndarray:
+    """[S, A] the mean logged probability of each pair, zero where the log never took it."""
+    return divided(counts.behaviour_sums, counts.visits)
+
+
 def behaviour_table(behaviour: Any, counts: EmpiricalMDP, logged: bool) -> tuple[np.ndarray | None, str]:
     """The table to take μ from (None: the log's own column), and in a word where it comes from."""
     if isinstance(behaviour, str):
-        if behaviour not in ("auto", "logged", "estimated"):
+        if behaviour not in BEHAVIOURS:
             raise ValueError(f"behaviour must be auto, logged, estimated or a table, got {behaviour!r}")
         if behaviour == "logged" and not logged:
             raise ValueError(NOT_LOGGED)
         if behaviour != "estimated" and logged:
             return None, "logged"
         return counts.action_frequencies(), "estimated"
-    table = np.asarray(behaviour, dtype=np.float64)
-    if table.shape != counts.visits.shape:
-        raise ValueError(f"behaviour must have shape {counts.visits.shape}, got {table.shape}")
+    table = checks.array("behaviour", behaviour, counts.visits.shape)
     return probabilities("behaviour", table), "given"
 
 
@@ -121,8 +127,9 @@ class Behaviour:
 def fit_behaviour(pairs: Pairs, seed: int, training: Training) -> Behaviour:
     """Fits a softmax (indices) or a Gaussian with its own spread (vectors) by maximum likelihood."""
     log = pairs.log
-    episode = np.repeat(np.arange(log.num_episodes), log.lengths)
-    held = episode % HELD_OUT == HELD_OUT - 1 if log.num_episodes >= HELD_OUT else np.zeros(len(log), bool)
+    held = (
+        log.episode % HELD_OUT == HELD_OUT - 1 if log.num_episodes >= HELD_OUT else np.zeros(len(log), bool)
+    )
     used = np.flatnonzero(~held)
     size, k = pairs.observations.shape[1], pairs.actions.shape[1]
     first, second = jax.random.split(jax.random.key(seed))
@@ -167,7 +174,7 @@ def doubts(pairs: Pairs, logged: np.ndarray, seed: int) -> float:
     inputs = pairs.observations.astype(np.float64)
     hidden = inputs @ rng.normal(size=(inputs.shape[1], min(50, len(log) // 400)))
     phi = np.concatenate([np.tanh(hidden), inputs, np.ones((len(log), 1))], axis=1)
-    fold = np.repeat(log.folds(), log.lengths)
+    fold = log.folds()[log.episode]
     gain = -np.log(logged)
     for k in (0, 1):
         used = np.flatnonzero(fold != k)

@@ -20,8 +20,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from marginax._solve import Resolvent
-from marginax.offline.log import FOLDS, Accumulator, Log
-from marginax.offline.results import Estimate, Influence
+from marginax.offline.log import FOLDS, Accumulator, Log, divided
+from marginax.offline.results import Estimate, Influence, effective_size
 from marginax.weights.empirical import EmpiricalMDP
 
 DENSE_LIMIT = 300  # states up to which a dense solve is the faster one
@@ -61,12 +61,10 @@ class Counts(Accumulator):
             ValueError: for a state or action outside the tables, naming episode and step.
         """
         self._check(log)
-        fold = np.repeat(log.folds(first), log.lengths)
-        begins = np.zeros(len(log), dtype=bool)
-        begins[log.offsets[:-1]] = True
+        fold = log.folds(first)[log.episode]
+        steps = (log.states, log.actions, log.next_states, log.terminal)
+        others: Any = {"rewards": log.rewards, "first": log.times == 0, "behaviour": log.behaviour}
         for k in range(FOLDS):
-            steps = (log.states, log.actions, log.next_states, log.terminal)
-            others: Any = {"rewards": log.rewards, "first": begins, "behaviour": log.behaviour}
             self.folds[k] = self.folds[k].add(*steps, **others, valid=fold == k)
         self.episodes += log.num_episodes
         self.steps += len(log)
@@ -95,14 +93,12 @@ class Counts(Accumulator):
             raise ValueError("counts need states and actions that are indices; this log has observations")
         num_states, num_actions = self.folds[0].visits.shape
         tables = (
-            ("state", log.states, num_states, None),
-            ("action", log.actions, num_actions, None),
-            ("next state", log.next_states, num_states, log.terminal),
+            ("state", log.states, num_states),
+            ("action", log.actions, num_actions),
+            ("next state", log.following, num_states),
         )
-        for name, values, size, ignore in tables:
+        for name, values, size in tables:
             bad = values >= size
-            if ignore is not None:
-                bad &= ~ignore
             if bad.any():
                 row = int(np.argmax(bad))
                 raise ValueError(
@@ -142,32 +138,35 @@ class Layers:
         discount: float,
         horizon: int | None = None,
     ) -> None:
-        self.discount, size = discount, len(rewards)
-        total = float(visits.sum())
+        size = len(rewards)
         if horizon is None:
             if discount == 1 and not _ends(kernel):
                 raise Endless(ENDLESS)
             resolvent = Resolvent(kernel.toarray() if size <= DENSE_LIMIT else kernel, discount)
             v0, out = resolvent(np.stack([rewards, leave], axis=1)).T
-            stays = float(visits @ (1.0 - out))
-            default = float(visits @ v0) / stays if stays > 1e-9 * total else 0.0
+            default = _default(v0, out, visits)
             v = v0 + out * default
             self.v, self.default = np.stack([v, v]), np.array([default])
             self.d = resolvent.transposed(starts)[None]
             self.unsupported = float(starts @ out)
-            return
-        stays = float(visits @ (1.0 - leave))
-        self.v, self.d = np.zeros((horizon + 1, size)), np.empty((horizon, size))
-        self.default = np.zeros(horizon)
-        for h in reversed(range(horizon)):
-            v0 = rewards + discount * (kernel @ self.v[h + 1])
-            self.default[h] = float(visits @ v0) / stays if stays > 1e-9 * total else 0.0
-            self.v[h] = v0 + leave * self.default[h]
-        transposed, d = sp.csr_array(kernel.T), starts
-        for h in range(horizon):
-            self.d[h] = d
-            d = discount * (transposed @ d)
-        self.unsupported = float((self.d @ leave).sum())
+        else:
+            self.v, self.default = np.zeros((horizon + 1, size)), np.zeros(horizon)
+            for h in reversed(range(horizon)):
+                v0 = rewards + discount * (kernel @ self.v[h + 1])
+                self.default[h] = _default(v0, leave, visits)
+                self.v[h] = v0 + leave * self.default[h]
+            transposed, d = sp.csr_array(kernel.T), starts
+            self.d = np.empty((horizon, size))
+            for h in range(horizon):
+                self.d[h] = d
+                d = discount * (transposed @ d)
+            self.unsupported = float((self.d @ leave).sum())
+
+
+def _default(v0: np.ndarray, out: np.ndarray, visits: np.ndarray) -> float:
+    """The number y that is the mean of v0 + out·y over visits; 0 where nothing stays in what the log has seen."""
+    stays = float(visits @ (1.0 - out))
+    return float(visits @ v0) / stays if stays > 1e-9 * float(visits.sum()) else 0.0
 
 
 class WeightedErrors:
@@ -201,11 +200,10 @@ class WeightedErrors:
 
     def __call__(self, log: Log, cells: np.ndarray) -> np.ndarray:
         """[N] for each row of a log."""
-        following = np.where(log.terminal, 0, log.next_states)
         if self.layers == 1:
-            ahead = self.discount * np.where(log.terminal, 0.0, self.v[following])
+            ahead = self.discount * np.where(log.terminal, 0.0, self.v[log.following])
             return self.weights[cells] * (log.rewards + ahead - self.here[cells])
-        found = np.searchsorted(self.keys, cells * len(self.v) + following)
+        found = np.searchsorted(self.keys, cells * len(self.v) + log.following)
         found = np.minimum(found, max(len(self.keys) - 1, 0))
         ahead = np.where(log.terminal, 0.0, self.ahead[found] if len(self.ahead) else 0.0)
         return self.weights[cells] * log.rewards + ahead - self.here[cells]
@@ -254,9 +252,8 @@ class Model:
         """[N] r + γV(x') - Q(x,a) of each row, with the values of its step where there is a horizon."""
         layered = len(self.q) > 1
         t = np.minimum(log.times, len(self.q) - 1) if layered else 0
-        following = self.v[t + 1 if layered else 0, np.where(log.terminal, 0, log.next_states)]
-        following = np.where(log.terminal, 0.0, following)
-        return log.rewards + self.discount * following - self.q[t, log.states, log.actions]
+        ahead = np.where(log.terminal, 0.0, self.v[t + 1 if layered else 0, log.following])
+        return log.rewards + self.discount * ahead - self.q[t, log.states, log.actions]
 
 
 def certainty_equivalence(
@@ -283,15 +280,15 @@ def certainty_equivalence(
     >>> round(certainty_equivalence(counts, np.array([[0., 1.]]), 0.5).value, 6)
     2.0
     """
-    n: Any = counts.visits
-    support, (s, a) = counts.support, n.shape
+    support, (s, a) = counts.support, counts.visits.shape
     rewards, p = counts.rewards(), counts.transitions()
     supported = np.where(support, pi, 0.0)
     leave = np.clip(1.0 - supported.sum(axis=1), 0.0, 1.0)
     leave[leave < 1e-12] = 0.0
-    average = sp.csr_array(
-        (supported.ravel(), np.arange(s * a), np.arange(0, s * a + 1, a)), shape=(s, s * a)
-    )
+    rows = np.arange(
+        0, s * a + 1, a
+    )  # of π as a matrix [S, S·A] that averages over the actions of each state
+    average = sp.csr_array((supported.ravel(), np.arange(s * a), rows), shape=(s, s * a))
     starts = counts.starts if starts is None else starts
     episodes = float(starts.sum())
     starts = starts / episodes
@@ -300,13 +297,13 @@ def certainty_equivalence(
         (supported * rewards).sum(axis=1),
         leave,
         starts,
-        n.sum(axis=1),
+        np.asarray(counts.visits).sum(axis=1),
         discount,
         horizon,
     )
     after = discount * (p @ layers.v[1:].T).T.reshape(-1, s, a)
     q = np.where(support, rewards + after, layers.default[:, None, None])
-    per_visit = np.where(support, supported / np.where(support, n, 1.0) * episodes, 0.0)
+    per_visit = divided(supported, counts.visits) * episodes
     d = layers.d.sum(axis=0)[:, None]
     weights = (layers.d[:, :, None] * per_visit).reshape(-1, s * a)
     return Model(
@@ -317,7 +314,7 @@ def certainty_equivalence(
         unsupported=layers.unsupported,
         default_value=float(layers.default[0]),
         value=float(starts @ layers.v[0]),
-        visits=n,
+        visits=np.asarray(counts.visits),
         off_support_occupancy=d * np.where(support, 0.0, pi),
         discount=discount,
         weighted_errors=WeightedErrors(weights, q.reshape(-1, s * a), layers.v, counts.successors, discount),
@@ -352,7 +349,7 @@ class ModelInfluence(Accumulator):
         """Adds a chunk."""
         model = self.model
         start = model.v[0, log.states[log.offsets[:-1]]]
-        pairs = log.states * model.weights.shape[1] + log.actions
+        pairs = log.pairs(model.weights.shape[1])
         factor = left_out(log, pairs, model.visits.ravel())
         alone = np.isinf(factor)
         terms = model.weighted_errors(log, pairs) * np.where(alone, 1.0, factor)
@@ -374,16 +371,15 @@ def left_out(
     (the jackknife). Cells of large totals hardly change and have 1."""
     found = np.ones(len(log))
     rows = np.flatnonzero(totals[cells] <= MANY)
-    episode = np.repeat(np.arange(log.num_episodes), log.lengths)[rows]
-    _, place = np.unique(episode * len(totals) + cells[rows], return_inverse=True)
+    cell, total = cells[rows], totals[cells[rows]]
+    _, place = np.unique(log.episode[rows] * len(totals) + cell, return_inverse=True)
     own = np.bincount(place, None if weights is None else weights[rows])[place]
-    rest = totals[cells[rows]] - own
+    rest = total - own
     known = rest > 1e-9 * own
-    found[rows] = np.where(known, totals[cells[rows]] / np.where(known, rest, 1.0), np.inf)
+    found[rows] = np.where(known, total / np.where(known, rest, 1.0), np.inf)
     return found
 
 
 def effective_transitions(weights: np.ndarray, visits: np.ndarray) -> float:
     """(Σ N w)²/Σ N w² over pairs: how many transitions carry a marginalized estimate."""
-    square = float((visits * weights**2).sum())
-    return float((visits * weights).sum()) ** 2 / square if square > 0 else 0.0
+    return effective_size(float((visits * weights).sum()), float((visits * weights**2).sum()))

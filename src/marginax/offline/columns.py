@@ -18,6 +18,7 @@ from marginax import _checks as checks
 Batch = dict[str, np.ndarray]
 PARQUET = (".parquet", ".pq")
 SUFFIXES = (*PARQUET, ".csv", ".csv.gz", ".npz")
+BLOCK = 1 << 24  # bytes of a CSV file that pyarrow reads at a time
 _FLAGS = {"true": "1", "false": "0", "": "nan"}
 
 
@@ -30,15 +31,17 @@ class Columns:
         total: number of rows, if known.
         path: of the file, if there is one that is read in batches.
         system: pyarrow's file system on which it is, if not the machine's own.
+        reals: columns of real numbers, even if the first of them are whole or missing.
     """
 
     total: int | None = None
     path: Path | None = None
     system: Any = None
+    reals: frozenset[str] = frozenset()
 
     def __init__(self, name: str, columns: dict[str, Any], names: list[str] | None = None) -> None:
         self.name, self.names = name, names or list(columns)
-        self._columns = {key: np.asarray(values) for key, values in columns.items()}
+        self._columns = {key: _decoded(np.asarray(values)) for key, values in columns.items()}
         lengths = {key: len(values) for key, values in self._columns.items() if values.ndim}
         if len(set(lengths.values())) != 1 or len(lengths) != len(self._columns):
             raise ValueError(f"the columns of {name} have different lengths: {lengths}")
@@ -63,12 +66,12 @@ class ParquetColumns(Columns):
             import pyarrow.parquet as pq
         except ImportError as error:
             raise checks.missing_package("a Parquet log", "pyarrow", "offline") from error
-        with _reading(self.name):
+        with reading(self.name):
             return pq.ParquetFile(str(self.path), filesystem=self.system)
 
     def batches(self, columns: list[str], size: int) -> Iterator[Batch]:
         """The columns, in blocks of `size` rows."""
-        with self._file() as file, _reading(self.name):
+        with self._file() as file, reading(self.name):
             for batch in file.iter_batches(batch_size=size, columns=columns):
                 yield {name: _array(batch.column(name), name) for name in columns}
 
@@ -86,7 +89,7 @@ class CsvColumns(Columns):
         if packed != self.packed:
             what = "a gzip file: name it .csv.gz" if packed else "not a gzip file, as its name says"
             raise ValueError(f"{self.name} is {what}")
-        with self._text() as text, _reading(self.name):
+        with self._text() as text, reading(self.name):
             self.names = next(csv.reader(text), [])
 
     def _text(self) -> Any:
@@ -95,22 +98,32 @@ class CsvColumns(Columns):
         return open(self.path, encoding="utf-8-sig", newline="")
 
     def batches(self, columns: list[str], size: int) -> Iterator[Batch]:
-        """The columns, in blocks of `size` rows, or of 16 MB."""
+        """The columns, in blocks of `size` rows, or of `BLOCK` bytes."""
         try:
+            import pyarrow as pa
             import pyarrow.csv as arrow
         except ImportError:
             yield from self._plain(columns, size)
             return
-        settings = {
-            "convert_options": arrow.ConvertOptions(include_columns=columns, strings_can_be_null=True),
-            "read_options": arrow.ReadOptions(block_size=1 << 24),
-        }
-        with _reading(self.name), arrow.open_csv(self.path, **settings) as reader:
-            for batch in reader:
-                yield {name: _array(batch.column(name), name) for name in columns}
+
+        def opened(types: dict[str, Any]) -> Any:
+            settings = {"include_columns": columns, "strings_can_be_null": True, "column_types": types}
+            return arrow.open_csv(
+                self.path,
+                convert_options=arrow.ConvertOptions(**settings),
+                read_options=arrow.ReadOptions(block_size=BLOCK),
+            )
+
+        with reading(self.name):
+            with opened({}) as reader:  # types are those of the first block
+                guessed = {name: reader.schema.field(name).type for name in columns if name in self.reals}
+            vague = (name for name, t in guessed.items() if pa.types.is_integer(t) or pa.types.is_null(t))
+            with opened(dict.fromkeys(vague, pa.float64())) as reader:
+                for batch in reader:
+                    yield {name: _array(batch.column(name), name) for name in columns}
 
     def _plain(self, columns: list[str], size: int) -> Iterator[Batch]:
-        with self._text() as file, _reading(self.name):
+        with self._text() as file, reading(self.name):
             reader = csv.reader(file)
             header = next(reader)
             place = {name: i for i, name in enumerate(header)}
@@ -134,7 +147,7 @@ def open_columns(path: Path) -> Columns:
     if name.endswith((".csv", ".csv.gz")):
         return CsvColumns(path)
     if name.endswith(".npz"):
-        with _reading(path.name), np.load(path, allow_pickle=False) as arrays:
+        with reading(path.name), np.load(path, allow_pickle=False) as arrays:
             return Columns(path.name, {key: arrays[key] for key in arrays.files})
     return ParquetColumns(path)
 
@@ -153,7 +166,7 @@ def parquet_files(system: Any, path: str) -> list[Columns]:
 
 
 @contextmanager
-def _reading(name: str) -> Iterator[None]:
+def reading(name: str) -> Iterator[None]:
     """Puts a file's name before the message of whatever reading it raises."""
     try:
         yield
@@ -199,6 +212,11 @@ def columns_in_memory(data: Any) -> Columns | None:
     return None
 
 
+def _decoded(cells: np.ndarray) -> np.ndarray:
+    """Words that are stored as bytes, as other words."""
+    return np.char.decode(cells, "utf-8") if cells.dtype.kind == "S" else cells
+
+
 def _cells(column: Any) -> np.ndarray:
     """A column of a frame; what pandas holds as missing among objects is None."""
     cells = np.asarray(column)
@@ -218,3 +236,49 @@ def _parsed(cells: list[str]) -> np.ndarray:
         return np.array([_FLAGS.get(cell.strip().lower(), cell) for cell in cells]).astype(np.float64)
     except ValueError:
         return np.array([cell if cell else None for cell in cells], dtype=object)
+
+
+def has_words(values: np.ndarray) -> bool:
+    """Whether a column holds labels, and not only numbers."""
+    if values.dtype == object:
+        return any(isinstance(value, str) for value in values)
+    return values.dtype.kind == "U"
+
+
+def words(values: np.ndarray) -> np.ndarray:
+    """Cells as words, the empty word where one is missing."""
+    if values.dtype.kind == "U":
+        return values
+    return np.array(["" if v is None or v != v else str(v) for v in values.tolist()], dtype=str)
+
+
+def missing(values: np.ndarray) -> np.ndarray:
+    """[N] which cells of a column are missing."""
+    if values.dtype.kind == "f":
+        return np.isnan(values) if values.ndim == 1 else np.isnan(values).all(axis=1)
+    if values.dtype == object:
+        return np.array([value is None or value != value for value in values])
+    if values.dtype.kind == "U":
+        return values == ""
+    return np.zeros(len(values), dtype=bool)
+
+
+def whole(values: np.ndarray) -> np.ndarray:
+    """Numbers that are all whole as integers, as people read them."""
+    if values.dtype.kind == "f" and np.isfinite(values).all() and (values == np.floor(values)).all():
+        return values.astype(np.int64)
+    return values
+
+
+def floats(values: np.ndarray, column: str, first: int) -> np.ndarray:
+    """A column of numbers, whose first row has that number in the file."""
+    try:
+        return values.astype(np.float64)
+    except (TypeError, ValueError):
+        for row, value in enumerate(values.tolist()):
+            try:
+                float("nan" if value is None else value)
+            except (TypeError, ValueError):
+                place = f"row {first + row} (from 0)"
+                raise ValueError(f"column {column!r}, {place}: {value!r} is not a number") from None
+        raise

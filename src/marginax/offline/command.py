@@ -57,6 +57,7 @@ def evaluate(
         engine: where the work runs: this machine, or a Ray cluster for tabular logs in many Parquet or CSV files.
         address: address of the Ray cluster, such as 10.0.0.1:6379; by default a cluster that runs already, or a new one here.
     """
+    from marginax.offline.behaviour import BEHAVIOURS
     from marginax.offline.networks import Training
     from marginax.offline.page import write_report
     from marginax.offline.pipeline import evaluate as evaluate_log
@@ -69,7 +70,7 @@ def evaluate(
             check_writable(folder)
     source = _open(data, encoding)
     table: Any = behaviour
-    if behaviour not in ("auto", "logged", "estimated"):
+    if behaviour not in BEHAVIOURS:
         if Path(behaviour).suffix.lower() not in TABLES:
             raise ValueError(f"behaviour must be auto, logged, estimated or a table, got {behaviour!r}")
         given = load_policy(behaviour, kind="table")
@@ -92,7 +93,10 @@ def evaluate(
             engine=engine,
             address=address,
         )
-    _show_ranking(result) if isinstance(result, Ranking) else _show(result)
+    if isinstance(result, Ranking):
+        _show_ranking(result)
+    else:
+        _show(result)
     if out is not None:
         with opened(out, without="*") as folder:
             if source.encoding is not None:

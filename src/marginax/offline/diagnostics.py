@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from marginax.offline.behaviour import Calibration
+from marginax.offline.behaviour import Calibration, mean_logged
 from marginax.offline.certainty_equivalence import Model, effective_transitions
 from marginax.offline.importance import FEW, ImportanceSums
 from marginax.offline.markov import MarkovTest
@@ -86,39 +86,40 @@ def distribution(
     cumulative = np.cumsum(w)
     z = NormalDist().inv_cdf((1 + level) / 2)
 
-    def quantile(share: float) -> float:
+    def at(share: float) -> float:
         return float(returns[min(int(np.searchsorted(cumulative, share)), n - 1)])
 
-    found: dict[str, Any] = {"quantiles": [], "cvar": []}
-    for share in (0.05, 0.25, 0.5, 0.75, 0.95):
-        value = quantile(share)
+    def quantile(share: float) -> dict[str, float]:
+        value = at(share)
         below = returns <= value
         # Where many returns are equal or one weight is large, more than `share` lies below the value, even all: at the share itself
         # the distribution function has at least the variance of that many effective episodes.
         variance = max((w**2 * (below - w[below].sum()) ** 2).sum(), share * (1 - share) * (w**2).sum())
         half = z * float(np.sqrt(variance))
-        ends = (
-            quantile(share - half) if share > half else possible[0],
-            quantile(share + half) if share + half < 1 else possible[1],
-        )
-        found["quantiles"].append({"share": share, "value": value, "low": ends[0], "high": ends[1]})
-    for share in (0.05, 0.25):
-        value = quantile(share)
-        short = np.maximum(value - returns, 0.0)
+        low = at(share - half) if share > half else possible[0]
+        high = at(share + half) if share + half < 1 else possible[1]
+        return {"share": share, "value": value, "low": low, "high": high}
+
+    def cvar(share: float) -> dict[str, float]:
+        short = np.maximum(at(share) - returns, 0.0)
         mean = float(w @ short)
         psi = np.empty(n)
         psi[order] = n * w * (mean - short) / share
         influence = Influence(n)
         influence.add(psi)
-        one = Estimate(value - mean / share, influence.groups(), 1 / float((w**2).sum()))
-        interval = studentised_bootstrap(one.value, one.influence, level=level)
-        unseen = min(if_alike(one, possible, n).unseen(level) / share, 1.0)
-        worse, _ = room_for(unseen, one.value, possible)
+        worst = Estimate(at(share) - mean / share, influence.groups(), 1 / float((w**2).sum()))
+        interval = studentised_bootstrap(worst.value, worst.influence, level=level)
+        unseen = min(if_alike(worst, possible, n).unseen(level) / share, 1.0)
+        worse, _ = room_for(unseen, worst.value, possible)
         low, high = np.clip([interval.low - worse, interval.high], *possible)
-        found["cvar"].append({"share": share, "value": one.value, "low": float(low), "high": float(high)})
+        return {"share": share, "value": worst.value, "low": float(low), "high": float(high)}
+
     keep = np.unique(np.linspace(0, n - 1, 200).astype(int))
-    found["curve"] = {"returns": returns[keep], "share": cumulative[keep]}
-    return found
+    return {
+        "quantiles": [quantile(share) for share in (0.05, 0.25, 0.5, 0.75, 0.95)],
+        "cvar": [cvar(share) for share in (0.05, 0.25)],
+        "curve": {"returns": returns[keep], "share": cumulative[keep]},
+    }
 
 
 def pairs_of(visits: np.ndarray, model: Model) -> dict[str, Any]:
@@ -175,9 +176,7 @@ def unreachable(counts: EmpiricalMDP, mu: np.ndarray | None, model: Model, how: 
     if how == "estimated":
         return model.unsupported
     if mu is None:
-        mean = np.divide(
-            counts.behaviour_sums, counts.visits, out=np.zeros(counts.visits.shape), where=counts.support
-        )
+        mean = mean_logged(counts)
         never = np.broadcast_to(1.0 - mean.sum(axis=1, keepdims=True) < 1e-3, mean.shape)
     else:
         never = mu <= 0

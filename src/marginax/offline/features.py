@@ -10,8 +10,8 @@ one feature per pair it is the tabular certainty equivalence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import numpy as np
@@ -83,7 +83,7 @@ class Pairs:
         order = np.random.default_rng(seed).permutation(log.num_episodes)
         enough = int(np.searchsorted(np.cumsum(log.lengths[order]), most)) + 1
         drawn = np.sort(order[:enough])
-        rows = np.flatnonzero(np.repeat(np.isin(np.arange(log.num_episodes), drawn), log.lengths))
+        rows = np.flatnonzero(np.isin(log.episode, drawn))
         taken = (
             self.observations[rows],
             self.actions[rows],
@@ -93,6 +93,23 @@ class Pairs:
         return Pairs(log.select(drawn), *taken, self.log_volume), rows
 
 
+class Standard(NamedTuple):
+    """Shift and scale that give columns mean 0 and standard deviation 1; a column that does not vary is only shifted."""
+
+    centre: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def of(cls, columns: np.ndarray) -> Standard:
+        """For columns [n, D] like these."""
+        scale = columns.std(axis=0)
+        return cls(columns.mean(axis=0), np.where(scale > 1e-8, scale, 1.0))
+
+    def __call__(self, values: np.ndarray) -> np.ndarray:
+        """[..., D] standardised, in single precision."""
+        return ((values - self.centre) / self.scale).astype(np.float32)
+
+
 def prepare(log: Log, policy: FunctionPolicy, seed: int) -> Pairs:
     """Standardises a log and asks the policy at every state that matters.
 
@@ -100,52 +117,50 @@ def prepare(log: Log, policy: FunctionPolicy, seed: int) -> Pairs:
         ValueError: if the policy's answer does not fit the log's actions.
     """
     rng = np.random.default_rng(seed)
-    observations = _matrix(log.states)
-    centre, scale = observations.mean(axis=0), observations.std(axis=0)
-    scale = np.where(scale > 1e-8, scale, 1.0)
-    first = log.offsets[:-1]
+    standard = Standard.of(_matrix(log.states))
+    standard_action, log_volume = None, 0.0
     if log.discrete_actions:
-        probabilities = policy(log.states[:1])
-        if isinstance(probabilities, tuple):
-            raise ValueError(f"the policy {policy.name} is Gaussian, and the log's actions are indices")
-        num_actions = probabilities.shape[1]
-        if int(log.actions.max()) >= num_actions:
-            row = int(np.argmax(log.actions >= num_actions))
-            raise ValueError(
-                f"{log.where(row)}: action {log.actions[row]}, and the policy has {num_actions} actions"
-            )
-        taken = np.eye(num_actions, dtype=np.float32)[log.actions]
-        action_centre, action_scale = np.zeros(num_actions), np.ones(num_actions)
+        taken = np.eye(_number_of_actions(log, policy), dtype=np.float32)[log.actions]
     else:
-        action_centre, action_scale = log.actions.mean(axis=0), log.actions.std(axis=0)
-        action_scale = np.where(action_scale > 1e-8, action_scale, 1.0)
-        taken = ((log.actions - action_centre) / action_scale).astype(np.float32)
+        standard_action = Standard.of(log.actions)
+        taken, log_volume = standard_action(log.actions), float(np.log(standard_action.scale).sum())
 
     def ask(states: np.ndarray) -> Choices:
-        standard = ((_matrix(states) - centre) / scale).astype(np.float32)
-        answer = policy(states)
+        observations, answer = standard(_matrix(states)), policy(states)
         if not isinstance(answer, tuple):
-            if not log.discrete_actions:
+            if standard_action is not None:
                 raise ValueError(
                     f"the policy {policy.name} returned probabilities; the log's actions are vectors"
                 )
-            return Choices(standard, np.eye(answer.shape[1], dtype=np.float32), answer.astype(np.float32))
+            return Choices(observations, np.eye(answer.shape[1], dtype=np.float32), answer.astype(np.float32))
         mean, std = answer
         if mean.shape[1] != taken.shape[1]:
             raise ValueError(
                 f"the policy {policy.name} returned actions of {mean.shape[1]} numbers, the log has {taken.shape[1]}"
             )
+        assert standard_action is not None
         noise = rng.standard_normal((len(mean), SAMPLES // 2, mean.shape[1]))
         noise = np.concatenate([noise, -noise], axis=1)
-        draws = (mean[:, None] + std[:, None] * noise - action_centre) / action_scale
-        weights = np.full((len(mean), SAMPLES), 1 / SAMPLES, np.float32)
-        return Choices(standard, draws.astype(np.float32), weights)
+        draws = standard_action(mean[:, None] + std[:, None] * noise)
+        return Choices(observations, draws, np.full((len(mean), SAMPLES), 1 / SAMPLES, np.float32))
 
-    following = ask(np.where(log.terminal[:, None], _matrix(log.states), _matrix(log.next_states)))
-    following = Choices(following.observations, following.actions, following.weights * ~log.terminal[:, None])
-    standard = ((observations - centre) / scale).astype(np.float32)
-    volume = 0.0 if log.discrete_actions else float(np.log(action_scale).sum())
-    return Pairs(log, standard, taken, following, ask(log.states[first]), volume)
+    ended = np.expand_dims(log.terminal, tuple(range(1, log.states.ndim)))
+    following = ask(np.where(ended, log.states, log.next_states))
+    following = replace(following, weights=following.weights * ~log.terminal[:, None])
+    starts = ask(log.states[log.offsets[:-1]])
+    return Pairs(log, standard(_matrix(log.states)), taken, following, starts, log_volume)
+
+
+def _number_of_actions(log: Log, policy: FunctionPolicy) -> int:
+    """How many actions the policy has, for logs whose actions are indices."""
+    answer = policy(log.states[:1])
+    if isinstance(answer, tuple):
+        raise ValueError(f"the policy {policy.name} is Gaussian, and the log's actions are indices")
+    number: int = answer.shape[1]
+    if int(log.actions.max()) >= number:
+        row = int(np.argmax(log.actions >= number))
+        raise ValueError(f"{log.where(row)}: action {log.actions[row]}, and the policy has {number} actions")
+    return number
 
 
 def target_probability(policy: FunctionPolicy, log: Log) -> np.ndarray:
@@ -286,14 +301,16 @@ def fit(pairs: Pairs, discount: float, seed: int, *, horizon: int | None = None)
     dtype = np.float64 if len(log) <= _EXACT else np.float32
     features = Features(*sizes, pairs.discrete, seed, dtype=dtype)
     size, fold = features.size, log.folds()
-    by_row = np.repeat(fold, log.lengths)
+    by_row = fold[log.episode]
     step = max(500, min(_BLOCK, 4_000_000 // (horizon or 1)))
-    blocks = [
+    blocks = [  # rows of one fold whose features are zero outside of the same entries
         (k, rows[i : i + step], entries)
         for own, entries in features.blocks(pairs.actions)
         for k, rows in enumerate((own[by_row[own] == 0], own[by_row[own] == 1]))
         for i in range(0, len(rows), step)
     ]
+
+    # Σ φφᵀ, γ Σ φφ_π'ᵀ and Σ φr of each fold.
     gram, ahead = np.zeros((2, 2, size, size))
     rewards = np.zeros((2, size))
     for k, block, entries in blocks:
@@ -301,26 +318,29 @@ def fit(pairs: Pairs, discount: float, seed: int, *, horizon: int | None = None)
         gram[k, entries, entries] += phi.T @ phi
         ahead[k, entries] += discount * (phi.T @ features.of_policy(pairs.following.take(block)))
         rewards[k, entries] += log.rewards[block] @ phi
+
     first = features.of_policy(pairs.starts)
     begin = first.mean(axis=0) * log.num_episodes
     now, later, dual = _solve(gram.sum(axis=0), ahead.sum(axis=0), rewards.sum(axis=0), begin, horizon)
     others = [_solve(gram[1 - k], ahead[1 - k], rewards[1 - k], begin, horizon)[:2] for k in (0, 1)]
+
     delta, weights, leading, weighted, crossed = np.empty((5, len(log)))
     for k, block, _ in blocks:
-        x, a, r = pairs.observations[block], pairs.actions[block], log.rewards[block]
-        here = features.pairs_times(x, a, np.concatenate([now, others[k][0], dual], axis=1))
-        after = features.policy_times(
-            pairs.following.take(block), np.concatenate([later, others[k][1]], axis=1)
-        )
-        w = here[:, 2 * now.shape[1] :]
-        own, other = np.split(discount * after - here[:, : 2 * now.shape[1]], 2, axis=1)
+        now_other, later_other = others[k]
+        r, following = log.rewards[block], pairs.following.take(block)
+        thetas = np.concatenate([now, now_other, dual], axis=1), np.concatenate([later, later_other], axis=1)
+        here = features.pairs_times(pairs.observations[block], pairs.actions[block], thetas[0])
+        after = features.policy_times(following, thetas[1])
+        q, q_other, w = np.split(here, 3, axis=1)  # for each step that counts
+        v, v_other = np.split(after, 2, axis=1)
+        change, change_other = discount * v - q, discount * v_other - q_other
         t = np.minimum(log.times[block], now.shape[1] - 1)[:, None]
-        delta[block] = r + np.take_along_axis(own, t, axis=1)[:, 0]
-        crossed[block] = r + np.take_along_axis(other, t, axis=1)[:, 0]
+        delta[block] = r + np.take_along_axis(change, t, axis=1)[:, 0]
+        crossed[block] = r + np.take_along_axis(change_other, t, axis=1)[:, 0]
         weights[block] = w.sum(axis=1)
         leading[block] = w[:, : None if horizon is None else -1].sum(axis=1)
-        weighted[block] = weights[block] * r + (w * own).sum(axis=1)
-    starts = np.where(fold == 0, *(first @ other[0][:, 0] for other in others))
+        weighted[block] = weights[block] * r + (w * change).sum(axis=1)
+    starts = np.where(fold == 0, *(first @ theta[:, 0] for theta, _ in others))
     return LinearFit(delta, weights, leading, weighted, first @ now[:, 0], (crossed, starts))
 
 

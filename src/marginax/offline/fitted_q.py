@@ -45,6 +45,12 @@ class Fit:
     v: np.ndarray
     residual: float
 
+    def influences(self, log: Log, targets: np.ndarray, lam: np.ndarray, value: float) -> np.ndarray:
+        """[E] V(x_0) - value + Σ_t λ(x_t,a_t) (target_t - Q(x_t,a_t)) of each episode; see `estimate`."""
+        errors = targets - self.q[log.states, log.actions]
+        start = self.v[log.states[log.offsets[:-1]]]
+        return start - value + log.sums(lam[log.states, log.actions] * errors)
+
 
 class Backup:
     """Q [S, A] to the mean over visits of the sampled targets; one pass over the log each time.
@@ -82,11 +88,7 @@ class Backup:
 
     def _read(self) -> Iterator[tuple[Log, Packed]]:
         for log in pieces(self.source.chunks()):
-            yield log, pack(log, self.pairs(log), log.next_states)
-
-    def pairs(self, log: Log) -> np.ndarray:
-        """[N] index of each row's pair."""
-        return log.states * self.pi.shape[1] + log.actions
+            yield log, pack(log, log.pairs(self.pi.shape[1]), log.next_states)
 
     def values(self, q: np.ndarray) -> np.ndarray:
         """[S] of π, with what it does outside its table filled in."""
@@ -112,7 +114,7 @@ class Backup:
         """[S, A] sums of the targets of all visits."""
         total = np.zeros(q.size)
         for log, found in self.targets(q):
-            total += np.bincount(self.pairs(log), found, minlength=q.size)
+            total += np.bincount(log.pairs(q.shape[1]), found, minlength=q.size)
         return total.reshape(q.shape)
 
     def transposed(self, y: np.ndarray) -> np.ndarray:
@@ -126,7 +128,7 @@ class Backup:
         with jax.enable_x64(True):
             flat, v, *rest = self._arguments(np.zeros(y.shape))
             for log, packed in self.parts():
-                cotangents = packed.laid(per_visit[self.pairs(log)])
+                cotangents = packed.laid(per_visit[log.pairs(y.shape[1])])
                 of_q, of_v = pulled_back(cotangents, flat, v, packed.steps, *rest)
                 total += np.asarray(of_q).reshape(y.shape) + self.pi * np.asarray(of_v)[:, None]
         return total
@@ -135,10 +137,7 @@ class Backup:
         """Influences of the episodes, numbered from `first`; see `estimate`."""
         influence = Influence(self.counts.episodes)
         for log, found in self.targets(fitted.q):
-            error = found - fitted.q[log.states, log.actions]
-            start = fitted.v[log.states[log.offsets[:-1]]]
-            psi = start - value + log.sums(lam[log.states, log.actions] * error)
-            influence.add(psi, first)
+            influence.add(fitted.influences(log, found, lam, value), first)
             first += log.num_episodes
         return influence
 
@@ -180,21 +179,19 @@ class MarginalizedSums(Accumulator):
 
     def update(self, log: Log, first: int = 0) -> None:
         """Adds a chunk."""
-        pairs = log.states * self.actions + log.actions
+        pairs, following = log.pairs(self.actions), log.following
         for here, there, coefficient in self.lags(log):
             start = pairs[here]
             add_at(self.of_pairs, start * self.size + pairs[there], coefficient)
-            successor = np.where(log.terminal[there], 0, log.next_states[there])
-            add_at(self.of_states, start * self.states + successor, coefficient * ~log.terminal[there])
+            cell = start * self.states + following[there]
+            add_at(self.of_states, cell, coefficient * ~log.terminal[there])
             add_at(self.of_rewards, start, coefficient * log.rewards[there])
 
     def lags(self, log: Log) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """For each lag k: the rows t whose window reaches t + k, those rows t + k, and γ^k w."""
-        times, pairs = log.times, log.states * self.actions + log.actions
+        times, pairs = log.times, log.pairs(self.actions)
         here = np.arange(len(log))
-        end = np.minimum(
-            here - times + (times // WINDOW + 1) * WINDOW, np.repeat(log.offsets[1:], log.lengths)
-        )
+        end = np.minimum(here + WINDOW - times % WINDOW, log.last[log.episode] + 1)
         for k in range(WINDOW):
             here = here[here + k < end[here]]
             if not len(here):
@@ -203,9 +200,9 @@ class MarginalizedSums(Accumulator):
 
     def targets(self, log: Log, q: np.ndarray, v: np.ndarray) -> np.ndarray:
         """[N] the target of each row."""
-        following = np.where(log.terminal, 0.0, v[np.where(log.terminal, 0, log.next_states)])
+        ahead = self.discount * np.where(log.terminal, 0.0, v[log.following])
         found = q[log.states, log.actions]
-        delta = log.rewards + self.discount * following - found
+        delta = log.rewards + ahead - found
         for here, there, coefficient in self.lags(log):
             found[here] += coefficient * delta[there]
         return found
@@ -224,10 +221,8 @@ class MarginalizedInfluence(Accumulator):
 
     def update(self, log: Log, first: int = 0) -> None:
         """Adds a chunk."""
-        q, v = self.fitted.q, self.fitted.v
-        error = self.sums.targets(log, q, v) - q[log.states, log.actions]
-        start = v[log.states[log.offsets[:-1]]]
-        self.influence.add(start - self.value + log.sums(self.lam[log.states, log.actions] * error), first)
+        targets = self.sums.targets(log, self.fitted.q, self.fitted.v)
+        self.influence.add(self.fitted.influences(log, targets, self.lam, self.value), first)
 
 
 class MarginalizedBackup(Backup):

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import nnls
 
-from marginax.offline.log import Accumulator, Log, add_at
-from marginax.offline.results import MAX_GROUPS, Estimate, concentration, if_alike
+from marginax.offline.log import Accumulator, Log, add_at, divided
+from marginax.offline.results import MAX_GROUPS, Estimate, concentration, effective_size, if_alike
 from marginax.statistics import Interval
 
 DOMINANT = 0.5  # share of the weight from which a single episode decides a self-normalised average
@@ -22,9 +22,11 @@ FEW = 30.0  # effective episodes below which a mean of weights does not show its
 FAINT = 0.01  # discounted probability of leaving what the log has seen below which it is not worth a word
 HEAVY = 0.4  # tail index from which the weights may have no variance: a true 1/2 is estimated so, from 200 episodes
 ONE_EPISODE = "the log has a single episode: an interval over episodes needs at least two"
-_NEGLIGIBLE = 1e-10
+NEGLIGIBLE = 1e-10  # discount below which later steps are not kept apart
 
-_BY_GROUP = ("size", "returns", "weight", "weighted", "decision", "robust", "base")
+# Sums over the episodes of a group: their number, Σ G, Σ ρ_T, Σ ρ_T G, Σ γ^t ρ_t r_t, Σ V(x_0), and V(x_0) + Σ γ^t ρ_t δ_t.
+_BY_GROUP = ("size", "returns", "weight", "weighted", "decision", "base", "robust")
+# Of each episode: ρ_T, G, and Σ γ^t ρ_t (r_t - least) and Σ γ^t ρ_t (largest - r_t), for the concentration bound.
 _BY_EPISODE = ("weights", "earned", "lower", "upper")
 
 
@@ -61,12 +63,9 @@ class ImportanceSums(Accumulator):
         self.robust, self.horizon, self.missed = robust, horizon, missed
         self.reward_range = min(reward_range[0], 0.0), max(reward_range[1], 0.0)  # what has ended earns 0
         self.groups = g = min(episodes, MAX_GROUPS)
-        kept = longest
         if 0 < discount < 1:
-            kept = min(kept, int(np.log(_NEGLIGIBLE) / np.log(discount)) + 1)
-        self.kept = t = max(
-            1, kept
-        )  # steps whose sums are kept apart; later ones weigh less than `_NEGLIGIBLE`
+            longest = min(longest, int(np.log(NEGLIGIBLE) / np.log(discount)) + 1)
+        self.kept = t = max(1, longest)  # steps whose sums are kept apart
         self.steps = self.truncated = 0
         self.sums = {name: np.zeros(g) for name in _BY_GROUP}
         self.sums |= {name: np.zeros(episodes) for name in _BY_EPISODE}
@@ -75,10 +74,10 @@ class ImportanceSums(Accumulator):
             "error": np.zeros((g, t)),  # Σ γ^t ρ_t (r_t + γ V(x_{t+1}) - Q(x_t,a_t))
             "mass": np.zeros((g, t)),  # Σ ρ_t over steps taken
             "ended": np.zeros((g, t + 1)),  # Σ ρ_T of episodes terminated before t (cumulated at the end)
-            "at_risk": np.zeros(t + 1),  # episodes that take step t
-            "square": np.zeros(t),
-            "square_ended": np.zeros(t + 1),
-            "ended_count": np.zeros(t + 1),
+            "at_risk": np.zeros(t),  # episodes that take step t
+            "square": np.zeros(t),  # Σ ρ_t² over steps taken
+            "square_ended": np.zeros(t + 1),  # as "ended": Σ ρ_T²
+            "ended_count": np.zeros(t + 1),  # and the number of such episodes
             "ratio": np.zeros(2),  # Σ π/μ and Σ (π/μ)²
             "tail": np.zeros(2),  # share of the discount after a truncated step, of the log and of π
         }
@@ -103,53 +102,36 @@ class ImportanceSums(Accumulator):
                 has not seen the episode.
             first: number of the chunk's first episode in the log.
         """
-        e, sums, kept = log.num_episodes, self.sums, self.kept
-        number = log.numbers(first)
+        sums, number, last = self.sums, log.numbers(first), log.last
         group = number % self.groups
-        row_group = np.repeat(group, log.lengths)
-        times = log.times
+        gamma = self.discount ** log.times.astype(np.float64)
         rho = log.products(ratios)
-        gamma = self.discount ** times.astype(np.float64)
         discounted = gamma * rho
-        last = log.last
         final, ends = rho[last], log.terminal[last]
+        returns, decision = log.sums(gamma * log.rewards), log.sums(discounted * log.rewards)
 
         def add(name: str, values: np.ndarray) -> None:
             sums[name] += np.bincount(group, values, minlength=self.groups)
 
-        returns = log.sums(gamma * log.rewards)
-        decision = log.sums(discounted * log.rewards)
-        add("size", np.ones(e))
+        add("size", np.ones(log.num_episodes))
         add("returns", returns)
         add("weight", final)
         add("weighted", final * returns)
         add("decision", decision)
         sums["weights"][number] = final
         sums["earned"][number] = returns
-
-        inside: np.ndarray | slice = times < kept if self.longest > kept else slice(None)
-        steps = times[inside]
-        cell = row_group[inside] * kept + steps
-        add_at(sums["reward"], cell, (discounted * log.rewards)[inside])
-        add_at(sums["mass"], cell, rho[inside])
-        sums["square"] += np.bincount(steps, rho[inside] ** 2, minlength=kept)
-        sums["at_risk"][:-1] += np.bincount(steps, minlength=kept)
-        np.maximum.at(self.maxima["heaviest"], steps, rho[inside])
-        over = ends & (log.lengths <= kept)
-        length, weight = log.lengths[over], final[over]
-        add_at(sums["ended"], group[over] * (kept + 1) + length, weight)
-        sums["square_ended"] += np.bincount(length, weight**2, minlength=kept + 1)
-        sums["ended_count"] += np.bincount(length, minlength=kept + 1)
-        np.maximum.at(self.maxima["heaviest_ended"], length, weight)
         _widen(self.maxima["returns"], returns)
+        terms = {"mass": rho, "reward": discounted * log.rewards}
         if critic is not None:
             delta, base = critic
-            _widen(self.maxima["errors"], delta)
+            terms["error"] = discounted * delta
             add("base", base)
-            add("robust", base + log.sums(discounted * delta))
-            add_at(sums["error"], cell, (discounted * delta)[inside])
+            add("robust", base + log.sums(terms["error"]))
+            _widen(self.maxima["errors"], delta)
+        self._add_steps(log, group, rho, terms)
+        self._add_ended(log, group, final)
 
-        left, share = self._remaining(times[last])
+        left, share = self._remaining(log.times[last])
         if np.isfinite(left).all():
             least, largest = self.reward_range
             total = log.sums(discounted) + np.where(ends, discounted[last] * left, 0.0)
@@ -161,6 +143,28 @@ class ImportanceSums(Accumulator):
         self.steps += len(log)
         self.truncated += int((~ends).sum())
         self._remember(log, rho)
+
+    def _add_steps(self, log: Log, group: np.ndarray, rho: np.ndarray, terms: dict[str, np.ndarray]) -> None:
+        """Adds terms [N] by group and step, and how the weights of each step are spread."""
+        times, kept = log.times, self.kept
+        inside: np.ndarray | slice = times < kept if self.longest > kept else slice(None)
+        steps, weights = times[inside], rho[inside]
+        cell = group[log.episode][inside] * kept + steps
+        for name, values in terms.items():
+            add_at(self.sums[name], cell, values[inside])
+        self.sums["square"] += np.bincount(steps, weights**2, minlength=kept)
+        self.sums["at_risk"] += np.bincount(steps, minlength=kept)
+        np.maximum.at(self.maxima["heaviest"], steps, weights)
+
+    def _add_ended(self, log: Log, group: np.ndarray, final: np.ndarray) -> None:
+        """Adds the last weights of episodes that terminated, at the step after."""
+        size = self.kept + 1
+        over = log.terminal[log.last] & (log.lengths < size)
+        length, weight = log.lengths[over], final[over]
+        add_at(self.sums["ended"], group[over] * size + length, weight)
+        self.sums["square_ended"] += np.bincount(length, weight**2, minlength=size)
+        self.sums["ended_count"] += np.bincount(length, minlength=size)
+        np.maximum.at(self.maxima["heaviest_ended"], length, weight)
 
     def merge(self, other: ImportanceSums) -> None:
         """Adds the sums of other chunks of the same log."""
@@ -220,8 +224,7 @@ class ImportanceSums(Accumulator):
 
     def ess(self) -> float:
         """(Σρ_T)²/Σρ_T² over episodes."""
-        square = float((self.weights**2).sum())
-        return float(self.weights.sum()) ** 2 / square if square > 0 else 0.0
+        return effective_size(float(self.weights.sum()), float((self.weights**2).sum()))
 
     def _mass(self) -> np.ndarray:
         """[G, T] Σ ρ_t of the episodes whose weight at step t is known."""
@@ -231,7 +234,7 @@ class ImportanceSums(Accumulator):
         """[T] (Σρ_t)²/Σρ_t² over the episodes whose weight at step t is known."""
         mass = self._mass().sum(axis=0)
         square = self.sums["square"] + np.cumsum(self.sums["square_ended"])[:-1]
-        return np.divide(mass**2, square, out=np.zeros_like(mass), where=square > 0)
+        return divided(mass**2, square)
 
     def estimates(self, model: Estimate | None = None) -> dict[str, Estimate]:
         """All importance-sampling estimates, and doubly robust ones where critics were given.
@@ -242,54 +245,51 @@ class ImportanceSums(Accumulator):
         - magic, slope: between the critic's V(x_0) and weighted-doubly-robust; see `blends`. They need the
           influence of the model that the critics are made of.
         """
-        n, s, ess = float(self.episodes), self.sums, self.ess()
-        scale = self.groups / n
+        s, ess = self.sums, self.ess()
 
-        def mean(total: np.ndarray, unseen: float = 0.0) -> Estimate:
-            value = float(total.sum() / n)
-            return Estimate(value, scale * (total - s["size"] * value), ess, bias_bound=unseen)
+        def mean(name: str, unseen: float) -> Estimate:
+            return Estimate(*self._mean(s[name]), ess, bias_bound=unseen)
 
         found = {
-            "trajectory-is": mean(s["weighted"], self.unseen_returns()),
-            "per-decision-is": mean(s["decision"], self.unseen_rewards()),
+            "trajectory-is": mean("weighted", self.unseen_returns()),
+            "per-decision-is": mean("decision", self.unseen_rewards()),
         }
-        weight = float(s["weight"].sum())
-        if weight > 0:
-            value = float(s["weighted"].sum() / weight)
-            influence = (s["weighted"] - value * s["weight"]) * self.groups * _without(s["weight"], weight)
-            alone = self.weights.max() > DOMINANT * weight
-            span = self.return_span if alone else 0.0
-            unseen = self.unseen_returns() if self.heavy else 0.0
-            found["weighted-is"] = Estimate(value, influence, ess, bias_bound=max(span, unseen))
-            span = self.reward_range[1] - self.reward_range[0]
-            over_time = self._over_time(s["reward"], np.zeros(self.groups), span)
-            unseen = self.unseen_rewards() if self.heavy else 0.0
-            bound = max(over_time.bias_bound, unseen)
-            found["weighted-per-decision-is"] = replace(over_time, bias_bound=bound)
+        weighable = bool(s["weight"].sum() > 0)
+        if weighable:
+            found["weighted-is"] = self._weighted()
+            span, none = float(np.ptp(self.reward_range)), np.zeros(self.groups)
+            found["weighted-per-decision-is"] = self._over_time(s["reward"], none, span)
         if self.robust:
             span = float(self.maxima["errors"].sum())
-            unseen = self.unseen_steps(span)
-            found["doubly-robust"] = self._with_tail(mean(s["robust"], unseen), model)
-            if weight > 0:
+            found["doubly-robust"] = self._with_tail(mean("robust", self.unseen_steps(span)), model)
+            if weighable:
                 weighted = self._over_time(s["error"], s["base"], span)
-                bound = max(weighted.bias_bound, unseen if self.heavy else 0.0)
-                weighted = replace(weighted, bias_bound=bound)
                 found["weighted-doubly-robust"] = self._with_tail(weighted, model)
                 if model is not None:
-                    found |= self.blends(model.influence, bound)
+                    found |= self.blends(model.influence, weighted.bias_bound)
         return found
 
-    def _first(self) -> np.ndarray:
-        """[G] influence of the starts on the critic's mean value of them."""
-        start = float(self.sums["base"].sum() / self.episodes)
-        return (self.sums["base"] - self.sums["size"] * start) * (self.groups / self.episodes)
+    def _mean(self, total: np.ndarray) -> tuple[float, np.ndarray]:
+        """The mean over episodes of what groups have in total [G], and its influence [G]."""
+        mean = float(total.sum() / self.episodes)
+        return mean, (total - self.sums["size"] * mean) * (self.groups / self.episodes)
+
+    def _weighted(self) -> Estimate:
+        """Σ ρ_T G / Σ ρ_T; what a single episode with most of the weight hides is left open."""
+        weight, weighted = self.sums["weight"], self.sums["weighted"]
+        total = float(weight.sum())
+        value = float(weighted.sum() / total)
+        influence = (weighted - value * weight) * self.groups * _without(weight, total)
+        hidden = self.return_span if self.weights.max() > DOMINANT * total else 0.0
+        unseen = self.unseen_returns() if self.heavy else 0.0
+        return Estimate(value, influence, self.ess(), bias_bound=max(hidden, unseen))
 
     def _with_tail(self, estimate: Estimate, model: Estimate | None) -> Estimate:
         """A doubly robust estimate with the error of its critic, in as far as nothing corrects it: after truncated steps."""
         share = float(np.clip(self.sums["tail"] / self.episodes, 0.0, 1.0).max())
         if model is None or share == 0:
             return estimate
-        influence = estimate.influence + share * (model.influence - self._first())
+        influence = estimate.influence + share * (model.influence - self._mean(self.sums["base"])[1])
         return replace(estimate, influence=influence, model_share=share)
 
     def tail_index(self) -> float:
@@ -332,7 +332,7 @@ class ImportanceSums(Accumulator):
     def _missing(self) -> np.ndarray:
         """[T] what the mean weight falls short of 1, at the steps where weights are thin or have a heavy tail."""
         mass = self._mass().sum(axis=0)
-        known = (self.sums["at_risk"] + np.cumsum(self.sums["ended_count"]))[:-1]
+        known = self.sums["at_risk"] + np.cumsum(self.sums["ended_count"])[:-1]
         average = np.divide(mass, known, out=np.ones_like(mass), where=known > 0)
         thin = (self.ess_by_time() < FEW) | self.heavy
         return np.where(thin, np.maximum(0.0, 1.0 - average), 0.0)
@@ -344,27 +344,27 @@ class ImportanceSums(Accumulator):
         each group changes by being there, [G] and [G, T]."""
         mass = self._mass()
         total = mass.sum(axis=0)
-        inverse = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
+        inverse = divided(1.0, total)
         at_time = terms.sum(axis=0) * inverse
-        start = float(base.sum() / self.episodes)
         influence = (terms - mass * at_time) * _without(mass, total) * self.groups
-        first = (base - self.sums["size"] * start) * (self.groups / self.episodes)
+        start, first = self._mean(base)
         return start, at_time, first, influence
 
     def _over_time(self, terms: np.ndarray, base: np.ndarray, span: float) -> Estimate:
         """Σ_t (Σ_i terms_it / Σ_i ρ_it), plus the mean of `base`.
 
         `span` is how far a single term may lie from another; it is left open at the steps where one episode has most of the
-        weight.
+        weight, and, where weights are heavy, for the episodes that were not drawn.
         """
         start, at_time, first, influence = self._by_time(terms, base)
         total = self._mass().sum(axis=0)
         ended = np.maximum.accumulate(self.maxima["heaviest_ended"])[:-1]
         heaviest = np.maximum(self.maxima["heaviest"], ended)
         alone = (heaviest > DOMINANT * total) & (self.sums["mass"].sum(axis=0) > 0)
-        unknown = span * float((self.discount ** np.arange(self.kept))[alone].sum())
+        hidden = span * float((self.discount ** np.arange(self.kept))[alone].sum())
+        unseen = self.unseen_steps(span) if self.heavy else 0.0
         psi = influence.sum(axis=1) + first
-        return Estimate(start + float(at_time.sum()), psi, self.ess(), bias_bound=unknown)
+        return Estimate(start + float(at_time.sum()), psi, self.ess(), bias_bound=max(hidden, unseen))
 
     def blends(self, model: np.ndarray, bias_bound: float) -> dict[str, Estimate]:
         """`magic` and `slope`: estimates g_j that weigh the first j steps and take the critic's value from there on.
@@ -379,48 +379,32 @@ class ImportanceSums(Accumulator):
         """
         start, at_time, first, influence = self._by_time(self.sums["error"], self.sums["base"])
         lengths = np.unique(np.minimum([0, *(2 ** np.arange(20)), self.kept], self.kept))
-        psi = np.concatenate([np.zeros((self.groups, 1)), np.cumsum(influence, axis=1)], axis=1)
-        left_to_critic = self.discount ** np.arange(self.kept) * self.sums["at_risk"][:-1]
-        left_to_critic = np.append(np.cumsum(left_to_critic[::-1])[::-1], 0.0) / max(
-            left_to_critic.sum(), 1e-300
-        )
-        psi = psi[:, lengths] + first[:, None] + (model - first)[:, None] * left_to_critic[lengths]
-        value = start + np.concatenate([[0.0], np.cumsum(at_time)])[lengths]
+        taken = self.discount ** np.arange(self.kept) * self.sums["at_risk"]
+        left = np.append(np.cumsum(taken[::-1])[::-1], 0.0)[lengths] / max(taken.sum(), 1e-300)
+        value = start + np.append(0.0, np.cumsum(at_time))[lengths]
+        psi = np.pad(np.cumsum(influence, axis=1), ((0, 0), (1, 0)))[:, lengths]
+        psi = psi + first[:, None] + (model - first)[:, None] * left
+
         covariance = np.atleast_2d(np.cov(psi.T)) / self.groups
         error = np.sqrt(np.diag(covariance))
         bias = np.maximum(np.abs(value - value[-1]) - 0.1257 * error[-1], 0.0)
-        matrix = covariance + np.outer(bias, bias)
-        scale = max(float(np.trace(matrix)), 1e-300)
-        root = np.linalg.cholesky(matrix / scale + 1e-9 * np.eye(len(matrix))).T
-        share, _ = nnls(np.concatenate([root, np.full((1, len(root)), 1e3)]), np.r_[np.zeros(len(root)), 1e3])
-        share /= share.sum()
-        ess = self.ess()
+        share = _least_mixture(covariance + np.outer(bias, bias))
+
         low, high = value - 2 * 1.96 * error, value + 2 * 1.96 * error
         low, high = np.maximum.accumulate(low[::-1])[::-1], np.minimum.accumulate(high[::-1])[::-1]
-        chosen = int(np.argmax(low <= high))
-        left = bias_bound * lengths[chosen] / max(self.kept, 1)
+        j = int(np.argmax(low <= high))  # the first that meets all longer ones
+
+        ess, hidden = self.ess(), bias_bound * lengths[j] / max(self.kept, 1)
+        magic = float(share @ value), psi @ share, ess
+        slope = float(value[j]), psi[:, j], ess
         return {
-            "magic": Estimate(
-                float(share @ value),
-                psi @ share,
-                ess,
-                bias_bound=float(share @ bias),
-                model_share=float(share @ left_to_critic[lengths]),
-            ),
-            "slope": Estimate(
-                float(value[chosen]),
-                psi[:, chosen],
-                ess,
-                bias_bound=left,
-                model_share=float(left_to_critic[lengths[chosen]]),
-            ),
+            "magic": Estimate(*magic, bias_bound=float(share @ bias), model_share=float(share @ left)),
+            "slope": Estimate(*slope, bias_bound=hidden, model_share=float(left[j])),
         }
 
     def behaviour(self) -> Estimate:
         """The plain average return of the log."""
-        value = float(self.sums["returns"].sum() / self.episodes)
-        centred = self.sums["returns"] - self.sums["size"] * value
-        return Estimate(value, centred * (self.groups / self.episodes), float(self.episodes))
+        return Estimate(*self._mean(self.sums["returns"]), float(self.episodes))
 
     @property
     def same(self) -> bool:
@@ -442,6 +426,15 @@ def _without(part: np.ndarray, total: np.ndarray | float) -> np.ndarray:
     """
     rest = total - part
     return np.divide(1.0, rest, out=np.zeros_like(rest), where=rest > 1e-9 * total)
+
+
+def _least_mixture(error: np.ndarray) -> np.ndarray:
+    """[J] shares of estimates that add up to 1 and have the least squared error, from the matrix [J, J] of its expectations."""
+    scale = max(float(np.trace(error)), 1e-300)
+    root = np.linalg.cholesky(error / scale + 1e-9 * np.eye(len(error))).T
+    ones = np.full((1, len(root)), 1e3)  # the last row makes the sum 1
+    share, _ = nnls(np.concatenate([root, ones]), np.r_[np.zeros(len(root)), 1e3])
+    return np.asarray(share / share.sum())
 
 
 def _widen(bounds: np.ndarray, values: np.ndarray) -> None:

@@ -79,6 +79,11 @@ class Log:
         return flags
 
     @property
+    def episode(self) -> np.ndarray:
+        """[N] the episode of each row, counted from 0."""
+        return np.repeat(np.arange(self.num_episodes), self.lengths)
+
+    @property
     def times(self) -> np.ndarray:
         """[N] step t of each row within its episode, from 0."""
         return np.arange(len(self)) - np.repeat(self.offsets[:-1], self.lengths)
@@ -92,6 +97,15 @@ class Log:
     def discrete_actions(self) -> bool:
         """Whether actions are indices."""
         return self.actions.ndim == 1 and self.actions.dtype.kind in "iu"
+
+    @property
+    def following(self) -> np.ndarray:
+        """[N] next states as indices that can be looked up: 0 where the step is terminal and nothing may be read."""
+        return np.where(self.terminal, 0, self.next_states)
+
+    def pairs(self, num_actions: int) -> np.ndarray:
+        """[N] the pair of each row as a number x·A + a, for logs of indices."""
+        return self.states * num_actions + self.actions
 
     def name(self, episode: int) -> str:
         """The name of an episode, as error messages give it."""
@@ -303,7 +317,7 @@ def _numbers(episode: dict[str, Any], name: str, dtype: Any) -> np.ndarray:
 
 def assemble(
     lengths: np.ndarray,
-    names: list[Any] | np.ndarray,
+    names: Sequence[Any] | np.ndarray,
     columns: Mapping[str, Any],
     extra: np.ndarray,
 ) -> tuple[Log | None, int]:
@@ -355,10 +369,12 @@ def assemble(
     size = np.bincount(place.index[keep], minlength=len(lengths))
     given = {name: columns.get(name) for name in _COLUMNS} | {"next_states": following, "terminal": terminal}
     kept: dict[str, Any] = {name: None if x is None else x[keep] for name, x in given.items()}
+    left = np.flatnonzero(size)
+    names = names[left] if isinstance(names, np.ndarray) else [names[i] for i in left.tolist()]
     log = Log(
         **kept,
-        offsets=np.concatenate([[0], np.cumsum(size[size > 0])]),
-        names=[names[i] for i in np.flatnonzero(size)] if isinstance(names, list) else names[size > 0],
+        offsets=np.concatenate([[0], np.cumsum(size[left])]),
+        names=names,
     )
     return log.checked(), int(lost.sum())
 
@@ -409,6 +425,12 @@ def as_indices_or_floats(x: np.ndarray) -> np.ndarray:
         return x.reshape(len(x)).astype(np.int64)
     floats = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
     return floats.reshape(len(x), -1)
+
+
+def divided(numerator: Any, denominator: Any) -> np.ndarray:
+    """Entry by entry; zero where the denominator is not positive."""
+    shape = np.broadcast_shapes(np.shape(numerator), np.shape(denominator))
+    return np.divide(numerator, denominator, out=np.zeros(shape), where=denominator > 0)
 
 
 def add_at(table: np.ndarray, cell: np.ndarray, values: np.ndarray) -> None:

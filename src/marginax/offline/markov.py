@@ -15,7 +15,7 @@ from scipy.stats import chi2, norm
 
 from marginax.offline.certainty_equivalence import Model
 from marginax.offline.features import Features, Pairs
-from marginax.offline.log import Accumulator, Log
+from marginax.offline.log import Accumulator, Log, divided
 
 FAILS = 3.5  # standard deviations above what chance gives
 LEAST = 10  # visits of a cell
@@ -64,10 +64,8 @@ class MarkovSums(Accumulator):
                 return
             log = log.select(taken)
         delta = self.model.errors(log)
-        pairs = log.states * self.model.weights.shape[1] + log.actions
-        later = np.ones(len(log), dtype=bool)
-        later[log.offsets[:-1]] = False
-        here = np.flatnonzero(later)
+        pairs = log.pairs(self.model.weights.shape[1])
+        here = np.flatnonzero(log.times > 0)
         past = 2 * pairs[here - 1] + (delta[here - 1] > 0)
         self.cells.append(past * self.model.weights.size + pairs[here])
         self.delta.append(delta[here])
@@ -85,7 +83,7 @@ class MarkovSums(Accumulator):
         n, pair = np.diff(first, append=len(cells)), cells[first] % m
         total = np.add.reduceat(delta[order], first)
         visits = np.bincount(pair, n, minlength=m)
-        spread = np.divide(square, visits, out=np.zeros_like(visits), where=visits > 0)
+        spread = divided(square, visits)
         typical = float(square.sum() / max(visits.sum(), 1.0))
         kept = (n >= LEAST) & (spread[pair] > 1e-9 * max(typical, 1e-300))
         n, pair, total = n[kept], pair[kept], total[kept]
@@ -95,7 +93,7 @@ class MarkovSums(Accumulator):
         sums = np.bincount(pair, total, minlength=m)
         number = np.bincount(pair, minlength=m)
         between = np.bincount(pair, total**2 / n, minlength=m)
-        between -= np.divide(sums**2, size, out=np.zeros_like(sums), where=size > 0)
+        between -= divided(sums**2, size)
         used = number > 1
         degrees = int((number[used] - 1).sum())
         if not degrees:
@@ -110,9 +108,7 @@ def markov_of_observations(pairs: Pairs, delta: np.ndarray, seed: int) -> Markov
     chance their products with δ, summed by episode, have mean zero.
     """
     log = pairs.log
-    later = np.ones(len(log), dtype=bool)
-    later[log.offsets[:-1]] = False
-    here = np.flatnonzero(later)
+    here = np.flatnonzero(log.times > 0)
     if len(here) < 100 or log.num_episodes < 30:
         return MarkovTest(0.0, 0)
     before = here - 1
@@ -138,7 +134,7 @@ def markov_of_observations(pairs: Pairs, delta: np.ndarray, seed: int) -> Markov
     scale = rest.std(axis=0)
     moving = scale > 1e-6 * np.maximum(np.abs(past).max(axis=0), 1e-12)
     products = rest[:, moving] / scale[moving] * outcome[:, -1:]
-    episode = np.repeat(np.arange(log.num_episodes), log.lengths)[here]
+    episode = log.episode[here]
     by_episode: Any = np.stack(
         [np.bincount(episode, column, minlength=log.num_episodes) for column in products.T], axis=1
     )

@@ -41,8 +41,18 @@ class MinariSource(Source):
 
     def chunks(self) -> Iterator[Log]:
         """Yields logs of whole episodes."""
+        dropped = 0
+        for episodes in self._batches():
+            log, lost = lay(episodes)
+            dropped += lost
+            if log is not None:
+                yield log
+        self.set_aside(dropped)
+
+    def _batches(self) -> Iterator[list[dict[str, Any]]]:
+        """Yields episodes with about `chunk` steps in all, as `lay` takes them."""
         episodes: list[dict[str, Any]] = []
-        row = begin = dropped = 0
+        row = begin = 0
         for episode in self.dataset.iterate_episodes():
             n = len(episode.rewards)
             episodes.append(
@@ -59,17 +69,10 @@ class MinariSource(Source):
             )
             row += n
             if row - begin >= self.chunk:
-                log, lost = lay(episodes)
-                dropped += lost
+                yield episodes
                 episodes, begin = [], row
-                if log is not None:
-                    yield log
         if episodes or row == 0:
-            log, lost = lay(episodes)
-            dropped += lost
-            if log is not None:
-                yield log
-        self.set_aside(dropped)
+            yield episodes
 
 
 def open_minari(data: str | Path) -> MinariSource:

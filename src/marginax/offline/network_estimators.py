@@ -138,7 +138,7 @@ def _solve(
 ) -> float:
     """The value by one member, its last layer θ the fixed point of θ ↦ least squares of φ·θ on the targets."""
     phi, following, start = basis(network, rows)
-    per_row = np.repeat(per_episode, log.lengths) / len(log)
+    per_row = per_episode[log.episode] / len(log)
     white = whitening(phi, per_row * len(log))
     phi, following, start = phi @ white, following @ white, start @ white
     number = np.arange(len(log))
@@ -195,7 +195,7 @@ def _balanced(rows: Rows, moments: Moments, share: float) -> Array:
     return jnp.asarray(np.stack(found), jnp.float32)
 
 
-def ratios(
+def fit_ratios(
     rows: Rows,
     moments: Moments | None,
     method: str,

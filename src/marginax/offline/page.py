@@ -189,6 +189,10 @@ def _overlap(evaluation: Evaluation, folder: Path, prefix: str) -> report.Sectio
         markov = f"The Markov test found nothing: {score}, below the limit of {FAILS:g}."
         if d["markov_fails"]:
             markov = f"The Markov test fails: what came before a step predicts what follows it, given state and action; {score}."
+    caption = (
+        "Left: share of the log against share of the policy's occupancy, a point for each pair (or twentieth of ratios). "
+        "Right: behaviour probabilities against observed frequencies."
+    )
     return report.Section(
         f"{prefix}overlap",
         "Overlap, behaviour and states",
@@ -200,15 +204,9 @@ def _overlap(evaluation: Evaluation, folder: Path, prefix: str) -> report.Sectio
             f"{d['tail_behaviour']:.2%} of the discount under the log's policy and {d['tail_target']:.2%} under this one.",
             *(note[0].upper() + note[1:] + "." for note in evaluation.notes),
         ),
-        figures=(report.Figure(f"{prefix}overlap", _OVERLAP),),
+        figures=(report.Figure(f"{prefix}overlap", caption),),
         tables=tables,
     )
-
-
-_OVERLAP = (
-    "Left: share of the log against share of the policy's occupancy, a point for each pair (or twentieth of ratios). "
-    "Right: behaviour probabilities against observed frequencies."
-)
 
 
 def _returns(evaluation: Evaluation, folder: Path, prefix: str) -> report.Section:
@@ -238,11 +236,9 @@ def _ranking_section(ranking: Ranking, folder: Path) -> report.Section:
     for name in ranking.order:
         one = ranking.policies[name]
         a = one.answers.get(one.verdict.estimator or "")
-        cells = (
-            (None,) * 4
-            if a is None
-            else (f"{a.value:.4g}", f"{a.interval.low:.4g}", f"{a.interval.high:.4g}", a.name)
-        )
+        cells: tuple[str | None, ...] = (None,) * 4
+        if a is not None:
+            cells = (f"{a.value:.4g}", f"{a.interval.low:.4g}", f"{a.interval.high:.4g}", a.name)
         shown = f"*▸ {name}*" if name == ranking.best else name
         rows.append((shown, *cells, one.verdict.status, one.verdict.better))
     pairs = tuple(

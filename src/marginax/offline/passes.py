@@ -149,13 +149,13 @@ class SpreadPasses(Passes):
     def count(self, counts: Counts) -> Counts:
         """The first two passes: episodes must have their numbers before they are counted by folds."""
         for _ in self.progress("numbering", [f"{len(self.shares)} shares"]):
-            sizes, dropped = zip(*self.crew.call("sizes", each=self.shares), strict=True)
-        firsts = [0, *np.cumsum(sizes)[:-1].tolist()]
+            sizes: list[Sizes] = list(self.crew.call("sizes", each=self.shares))
+        firsts = [0, *np.cumsum([size.episodes for size in sizes])[:-1].tolist()]
         self.shares = [
             share._replace(episode=first) for share, first in zip(self.shares, firsts, strict=True)
         ]
         assert isinstance(self.source, TableSource)
-        self.source.set_aside(sum(dropped))
+        self.source.set_aside(sum(size.set_aside for size in sizes))
         return self.gather("counting", counts)
 
     def gather(self, name: str, empty: Gathered) -> Gathered:
@@ -175,6 +175,14 @@ class Share(NamedTuple):
     episode: int = 0  # and of their first episode
 
 
+class Sizes(NamedTuple):
+    """What there is of a share."""
+
+    episodes: int
+    steps: int
+    set_aside: int  # episodes that lost their last step
+
+
 class Shard:
     """Reads a share of a log, which every call names: an object that was lost and made again knows it at once."""
 
@@ -186,21 +194,22 @@ class Shard:
         if share.files != self._files:
             self._files, self.source = share.files, self.whole.share(share.files)
             self.source.first_row = share.row
-            self._sizes: tuple[int, int, int] | None = None
+            self._sizes: Sizes | None = None
             self._backups: dict[str, Backup] = {}
 
     def episodes(self, share: Share) -> list[tuple[int, np.ndarray]]:
         """For each file, its number of rows and the episodes of its rows where they change."""
         return [self.whole.episodes(k) for k in share.files]
 
-    def sizes(self, share: Share) -> tuple[int, int]:
-        """Episodes, and how many had a last step that was set aside."""
+    def sizes(self, share: Share) -> Sizes:
+        """How much the share holds."""
         self._take(share)
         if self._sizes is None:
-            logs = [(log.num_episodes, len(log)) for log in self.source.chunks()]
-            self._sizes = (*(sum(values) for values in zip(*logs, strict=True)), self.source.dropped)  # type: ignore[assignment]
-        assert self._sizes is not None
-        return self._sizes[0], self._sizes[2]
+            episodes = steps = 0
+            for log in self.source.chunks():
+                episodes, steps = episodes + log.num_episodes, steps + len(log)
+            self._sizes = Sizes(episodes, steps, self.source.dropped)
+        return self._sizes
 
     def gather(self, empty: Callable[[], Gathered], share: Share) -> Gathered:
         """An accumulator that has seen this share."""
@@ -223,12 +232,10 @@ class Shard:
 
     def _backup(self, key: str, shared: Callable[[], Backup], share: Share) -> Backup:
         """A backup on this share, whose rows stay in memory if they are few enough."""
-        self.sizes(share)
+        steps = self.sizes(share).steps
         if key not in self._backups:
             mine = copy.copy(shared())
-            mine.source = self.source
-            assert self._sizes is not None
-            mine.steps = self._sizes[1]
+            mine.source, mine.steps = self.source, steps
             self._backups = {key: mine}
         return self._backups[key]
 

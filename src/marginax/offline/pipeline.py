@@ -15,7 +15,7 @@ import numpy as np
 from marginax import _checks as checks
 from marginax.engine import Engine, using
 from marginax.offline import fitted_q
-from marginax.offline.behaviour import behaviour_table, calibration
+from marginax.offline.behaviour import behaviour_table, calibration, mean_logged
 from marginax.offline.certainty_equivalence import (
     Counts,
     Endless,
@@ -25,8 +25,8 @@ from marginax.offline.certainty_equivalence import (
 )
 from marginax.offline.conclusion import conclude
 from marginax.offline.diagnostics import STOPPED, curves_of, diagnostics_of, labelled, pairs_of, unreachable
-from marginax.offline.importance import FAINT, ImportanceSums
-from marginax.offline.log import Accumulator, Log
+from marginax.offline.importance import FAINT, NEGLIGIBLE, ImportanceSums
+from marginax.offline.log import Accumulator, Log, divided
 from marginax.offline.markov import MarkovSums
 from marginax.offline.networks import Training
 from marginax.offline.passes import Passes, passes_over
@@ -94,9 +94,11 @@ class Request:
         """Those of `names` that were asked for."""
         return [name for name in names if name in self.estimators]
 
-    def cut(self, log: Log) -> Log:
-        """The log up to the horizon."""
-        return log if self.horizon is None else log.first_steps(self.horizon)
+    def cut(self, log: Log) -> tuple[Log, np.ndarray | slice]:
+        """The log up to the horizon, and which rows of the whole one these are."""
+        if self.horizon is None:
+            return log, slice(None)
+        return log.first_steps(self.horizon), log.times < self.horizon
 
     def rewards(self, least: float, largest: float) -> tuple[float, float]:
         """The range of rewards: as given, if it holds those of the log, else the log's own."""
@@ -162,33 +164,18 @@ def evaluate(
     True
     """
     discount, level = checks.fraction("discount", discount), checks.number("level", level)
-    horizon = None if horizon is None else checks.count("horizon", horizon)
-    if horizon is not None and 0 < discount < 1 and discount**horizon < 1e-10:
-        horizon = None  # nothing of weight follows
     if not 0.5 <= level < 1:
         raise ValueError(f"level must lie in [0.5, 1), got {level}")
-    seed = checks.count("seed", seed, 0)
-    if reward_range is not None:
-        if np.shape(reward_range) != (2,):
-            raise ValueError(f"reward_range must be the least and the largest reward, got {reward_range!r}")
-        reward_range = (
-            checks.number("reward_range", reward_range[0]),
-            checks.number("reward_range", reward_range[1]),
-        )
-    given = (estimators,) if isinstance(estimators, str) else estimators
-    names = tuple(ESTIMATORS) if given is None else tuple(given)
-    if not names:
-        raise ValueError("estimators is empty: give at least one, or None for all")
-    for name in names:
-        checks.choice("an estimator", name, ESTIMATORS)
-    source = open_data(data)
+    horizon = None if horizon is None else checks.count("horizon", horizon)
+    if horizon is not None and 0 < discount < 1 and discount**horizon < NEGLIGIBLE:
+        horizon = None
     request = Request(
         discount=discount,
-        estimators=names,
+        estimators=_estimators(estimators),
         behaviour=behaviour,
-        reward_range=reward_range,
+        reward_range=_reward_range(reward_range),
         level=level,
-        seed=seed,
+        seed=checks.count("seed", seed, 0),
         progress=progress or (lambda _, parts: iter(parts)),
         training=training or Training(),
         horizon=horizon,
@@ -196,6 +183,10 @@ def evaluate(
     several = policy if isinstance(policy, Mapping) else {"policy": policy}
     if not several:
         raise ValueError("policy is an empty mapping: give at least one policy")
+    for name in several:
+        if not isinstance(name, str):
+            raise ValueError(f"the names of policies must be strings, got {name!r}")
+    source = open_data(data)
     with using(engine, address=address) as place, passes_over(source, request.progress, place) as passes:
         source = passes.source  # sorted, if need be
         targets = {name: load_policy(one, source, policy_kind) for name, one in several.items()}
@@ -209,14 +200,37 @@ def evaluate(
             from marginax.offline.observations import evaluate_observations
 
             found = {name: evaluate_observations(source, each, request) for name, each in targets.items()}
-    return rank(found, level, seed) if isinstance(policy, Mapping) else found["policy"]
+    return rank(found, **request.bootstrap) if isinstance(policy, Mapping) else found["policy"]
+
+
+def _estimators(given: str | Iterable[str] | None) -> tuple[str, ...]:
+    """The names of the estimators that are asked for, checked."""
+    if given is None:
+        return tuple(ESTIMATORS)
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not names:
+        raise ValueError("estimators is empty: give at least one, or None for all")
+    for name in names:
+        checks.choice("an estimator", name, ESTIMATORS)
+    return names
+
+
+def _reward_range(given: Any) -> tuple[float, float] | None:
+    """The least and the largest reward, checked."""
+    if given is None:
+        return None
+    if np.shape(given) != (2,):
+        raise ValueError(f"reward_range must be the least and the largest reward, got {given!r}")
+    return checks.number("reward_range", given[0]), checks.number("reward_range", given[1])
 
 
 def evaluate_tabular(passes: Passes, policy: Policy, request: Request) -> Evaluation:
     """The answers of all estimators for a log of indices, in two or three passes over it."""
     source = passes.source
     pi, notes = target_table(policy, source)
-    counts = passes.count(Counts(*pi.shape))  # step 2
+
+    # Step 2: count, and solve the equations of the counts.
+    counts = passes.count(Counts(*pi.shape))
     whole = counts.whole
     mu, how = behaviour_table(request.behaviour, whole, bool(counts.has_behaviour))
     try:
@@ -228,39 +242,44 @@ def evaluate_tabular(passes: Passes, policy: Policy, request: Request) -> Evalua
             f"{counts.longest} steps, the length of the longest episode"
         )
         model = certainty_equivalence(whole, pi, request.discount, horizon=request.horizon)
+
+    # Step 3: weigh.
     weighing = passes.gather("weighting", Weighing(policy, pi, mu, counts, model, request))
     sums = weighing.sums
 
+    # Step 4: estimate.
     by_model = weighing.influence.estimate(whole.visits)
-    estimates = sums.estimates(by_model)
-    again = weighing.second_look()
-    if again:
+    estimates = sums.estimates(by_model) | {"certainty-equivalence": by_model}
+    if again := weighing.second_look():
         estimates |= passes.gather("second look", SecondLook(weighing.ratios, again)).estimates()
     logged = estimates.pop("logged value", None)
-    if request.wants("certainty-equivalence", *SAME_IN_TABLES):
-        estimates["certainty-equivalence"] = by_model
-        if request.wants(*SAME_IN_TABLES):
-            notes.append(SAME)
-    estimates |= _fitted(passes, counts, model, pi, mu, request, notes)
-    asked = {*request.estimators, *(["certainty-equivalence"] if request.wants(*SAME_IN_TABLES) else [])}
+    asked = set(request.estimators)
+    if request.wants(*SAME_IN_TABLES):
+        asked.add("certainty-equivalence")
+        notes.append(SAME)
+    estimates |= _fitted_q(passes, counts, model, pi, mu, request, notes)
     estimates = {name: estimates[name] for name in ESTIMATORS if name in estimates and name in asked}
 
-    set_aside = source.share_set_aside(counts.steps, counts.episodes, counts.truncated)
-    check = calibration(whole, mu) if how != "estimated" else None
+    # Step 5: intervals.
     never, possible = unreachable(whole, mu, model, how), sums.value_range()
     support = {"default": model.default_value, "unsupported": model.unsupported, "unreachable": never}
     estimates = with_room(estimates, possible, episodes=counts.episodes, same=sums.same, **support)
     bound = sums.bound(request.level) if how == "logged" else None
-    answers = intervals(estimates, possible, **request.bootstrap, bound=bound)  # step 5
-    diagnostics = diagnostics_of(sums, how, check, weighing.markov.result(), request.level)
-    target, visits = model.occupancy.ravel(), np.asarray(whole.visits)
+    answers = intervals(estimates, possible, **request.bootstrap, bound=bound)
+
+    # Step 6: diagnostics and verdict.
+    check = calibration(whole, mu) if how != "estimated" else None
+    visits, target = np.asarray(whole.visits), model.occupancy.ravel()
     shares = visits.ravel() / visits.sum(), target / max(float(target.sum()), 1e-300)
+    diagnostics = diagnostics_of(sums, how, check, weighing.markov.result(), request.level)
+    diagnostics |= pairs_of(visits, model)
+    diagnostics["unreachable"] = never
+    diagnostics["set_aside"] = source.share_set_aside(counts.steps, counts.episodes, counts.truncated)
     return conclude(
         answers,
         estimates,
         sums,
-        labelled(diagnostics | pairs_of(visits, model), source.encoding)
-        | {"unreachable": never, "set_aside": set_aside},
+        labelled(diagnostics, source.encoding),
         request.settings(source, policy, how, weighing.rewards),
         preferred=PREFERRED,
         logged=logged,
@@ -284,35 +303,41 @@ class Weighing(Accumulator):
         request: Request,
     ) -> None:
         self.policy, self.pi, self.mu, self.request = policy, pi, mu, request
-        gamma, horizon, states = request.discount, request.horizon, len(pi)
+        (states, actions), gamma, horizon = pi.shape, request.discount, request.horizon
         self.whole = counts.whole
+        self.rewards = request.rewards(counts.reward_min, counts.reward_max)
         self.critics: list[Model] | None = None
         if request.wants(*ROBUST, "doubly-robust-state-ratio"):  # each fold's critic is fitted on the others
             self.critics = [
                 certainty_equivalence(fold, pi, gamma, starts=self.whole.starts, horizon=horizon)
                 for fold in reversed(counts.folds)
             ]
-        self.rewards = request.rewards(counts.reward_min, counts.reward_max)
         longest = counts.longest if horizon is None else min(counts.longest, horizon)
-        robust = self.critics is not None
-        missed = model.unsupported > FAINT
-        self.sums = ImportanceSums(counts.episodes, longest, gamma, self.rewards, robust, horizon, missed)
+        self.sums = ImportanceSums(
+            counts.episodes,
+            longest,
+            gamma,
+            self.rewards,
+            robust=self.critics is not None,
+            horizon=horizon,
+            missed=model.unsupported > FAINT,
+        )
         self.influence = ModelInfluence(model, counts.episodes)
         single = model
         if len(model.q) > 1 or gamma == 1:  # the test needs one value for each pair
             single = certainty_equivalence(self.whole, pi, min(gamma, 1 - 1 / max(longest, 2)))
         self.markov = MarkovSums(single, counts.steps)
-        regression = RegressionSums(states, pi.shape[1], gamma, horizon)
-        self.regression = regression if request.wants("regression") else None
+        wanted = bool(request.wants("regression"))
+        self.regression = RegressionSums(states, actions, gamma, horizon) if wanted else None
         self.states = StateRatioSums(states, gamma) if request.wants(*STATE_RATIOS) else None
         self.logged = StateRatioSums(states, gamma) if counts.truncated else None
 
     def update(self, log: Log, first: int = 0) -> None:
         """Adds a chunk."""
         ratios = self.ratios(log)
-        cut = self.request.cut(log)
+        cut, inside = self.request.cut(log)
         errors = None if self.critics is None else critic_errors(cut, self.critics, first)
-        self.sums.update(cut, ratios if cut is log else self.ratios(cut), errors, first)
+        self.sums.update(cut, ratios[inside], errors, first)
         self.influence.update(log, first)
         self.markov.update(log, first)
         if self.regression is not None:
@@ -351,17 +376,12 @@ class Weighing(Accumulator):
 
 def critic_errors(log: Log, critics: list[Model], first: int) -> tuple[np.ndarray, np.ndarray]:
     """[N] r + γV(x') - Q(x,a) and [E] V(x_0), for episodes numbered from `first`, each by the critic of its fold."""
-    fold = log.folds(first)
-    rows = np.repeat(fold, log.lengths)
-    begin = log.states[log.offsets[:-1]]
-    delta, base = np.empty(len(log)), np.empty(log.num_episodes)
-    for k, critic in enumerate(critics):
-        delta[rows == k] = critic.errors(log)[rows == k]
-        base[fold == k] = critic.v[0, begin[fold == k]]
-    return delta, base
+    fold, begin = log.folds(first), log.states[log.offsets[:-1]]
+    delta = np.choose(fold[log.episode], [critic.errors(log) for critic in critics])
+    return delta, np.choose(fold, [critic.v[0, begin] for critic in critics])
 
 
-def _fitted(
+def _fitted_q(
     passes: Passes,
     counts: Counts,
     model: Model,
@@ -379,9 +399,8 @@ def _fitted(
         notes.append(f"fqe-marginalized left out above {fitted_q.PAIR_LIMIT:,} pairs")
         wanted.remove("fqe-marginalized")
     if mu is None:
-        n = counts.whole.visits
-        mu = np.divide(counts.whole.behaviour_sums, n, out=np.zeros_like(n), where=n > 0)
-    retrace = clip_ratios(np.divide(pi, mu, out=np.zeros_like(pi), where=mu > 0))
+        mu = mean_logged(counts.whole)
+    retrace = clip_ratios(divided(pi, mu))
     found = {}
     for name in request.progress("fitted Q", wanted):
         backup: fitted_q.Backup

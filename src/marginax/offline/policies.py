@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from marginax import _checks as checks
-from marginax.offline.log import Log
+from marginax.offline.columns import reading
+from marginax.offline.log import Log, divided
 from marginax.offline.sources import Source
 
 TABLES = (".npy", ".csv", ".parquet")
@@ -98,7 +99,7 @@ class FunctionPolicy:
                 raise ValueError(f"the policy {self.name} returned a mean or std that is not finite")
             checks.non_negative(f"the std of the policy {self.name}", std)
             return mean, std
-        table = np.asarray(result, dtype=np.float64)
+        table = checks.array(f"the policy {self.name}", result)
         if table.ndim != 2 or len(table) != len(observations):
             raise ValueError(
                 f"the policy {self.name} returned shape {table.shape} for {len(observations)} observations; "
@@ -270,10 +271,10 @@ def _table_of_rows(policy: RowPolicy, source: Source, s: int, a: int) -> tuple[n
                 total[:, k] += np.bincount(log.states, weight, minlength=s)
             n += np.bincount(log.states, minlength=s)[:, None]
         else:
-            pairs = log.states * a + log.actions
+            pairs = log.pairs(a)
             total += np.bincount(pairs, policy.at(log), minlength=s * a).reshape(s, a)
             n += np.bincount(pairs, minlength=s * a).reshape(s, a)
-    table = np.divide(total, n, out=np.zeros_like(total), where=n > 0)
+    table = divided(total, n)
     sums = table.sum(axis=1)
     notes = ["the policy is known on the log's rows only; elsewhere it counts as unsupported"]
     if (sums > 1 + 1e-3).any():
@@ -301,17 +302,19 @@ def _read(path: Path) -> np.ndarray:
     if path.suffix.lower() == ".npy":
         try:
             array = np.load(path, allow_pickle=False)
-        except ValueError as error:
+        except (ValueError, EOFError) as error:
             raise ValueError(f"{path.name} is not a plain NumPy array: {error}") from None
     elif path.suffix.lower() == ".csv":
-        array = _read_csv(path)
+        with reading(path.name):
+            array = _read_csv(path)
     else:
         try:
             import pyarrow.parquet as pq
         except ImportError as error:
             raise checks.missing_package("a Parquet file", "pyarrow", "offline") from error
-        columns = pq.read_table(path)
-        array = np.stack([column.to_numpy() for column in columns.columns], axis=1)
+        with reading(path.name):
+            columns = pq.read_table(path)
+            array = np.stack([column.to_numpy() for column in columns.columns], axis=1)
     try:
         return np.asarray(array, dtype=np.float64)
     except (TypeError, ValueError):

@@ -19,8 +19,8 @@ from marginax.offline.certainty_equivalence import (
     effective_transitions,
     left_out,
 )
-from marginax.offline.log import FOLDS, Accumulator, Log, add_at
-from marginax.offline.results import Estimate, Influence
+from marginax.offline.log import FOLDS, Accumulator, Log, add_at, divided
+from marginax.offline.results import Estimate, Influence, effective_size
 
 
 class RegressionSums(Accumulator):
@@ -50,11 +50,11 @@ class RegressionSums(Accumulator):
         gamma = self.discount ** times.astype(np.float64)
         if self.horizon is not None:
             gamma = np.where(times < self.horizon, gamma, 0.0)
-        return log.products(ratios), gamma, log.states * self.shape[1] + log.actions
+        return log.products(ratios), gamma, log.pairs(self.shape[1])
 
     def weights(self) -> np.ndarray:
         """[S, A] ratios, zero where the log never went."""
-        return np.divide(self.weighted, self.visits, out=np.zeros(self.shape), where=self.visits > 0)
+        return divided(self.weighted, self.visits)
 
 
 class RegressionEstimate(Accumulator):
@@ -68,8 +68,7 @@ class RegressionEstimate(Accumulator):
     def __init__(self, sums: RegressionSums, episodes: int, unseen: float = 0.0) -> None:
         self.sums, self.unseen = sums, unseen
         self.weights = sums.weights().ravel()
-        seen = sums.visits > 0
-        self.mean = np.divide(sums.rewards, sums.visits, out=np.zeros(sums.shape), where=seen).ravel()
+        self.mean = divided(sums.rewards, sums.visits).ravel()
         self.value = float(self.weights @ sums.rewards.ravel()) / episodes
         self.influence = Influence(episodes)
 
@@ -107,7 +106,7 @@ class StateRatioSums(Accumulator):
     def update(self, log: Log, ratios: np.ndarray, first: int = 0) -> None:
         """Adds a chunk."""
         folds = log.folds(first)
-        fold = np.repeat(folds, log.lengths)
+        fold = folds[log.episode]
         s = len(self.starts)
         key = fold * s + log.states
         add_at(self.mass, key, ratios)
@@ -130,13 +129,11 @@ class StateRatioSums(Accumulator):
         picked = range(FOLDS) if fold is None else (fold,)
         mass, rewards = (sum(table[k] for k in picked) for table in (self.mass, self.rewards))
         successors = sum((self.successors[k] for k in picked), sp.csr_array(self.successors[0].shape))
-        known = mass > 0
-        inverse = np.divide(1.0, mass, out=np.zeros_like(mass), where=known)
+        inverse = divided(1.0, mass)
         kernel = sp.csr_array(sp.diags_array(inverse) @ successors)
         starts = self.starts / self.starts.sum()
-        layers = Layers(
-            kernel, rewards * inverse, (~known).astype(float), starts, mass, self.discount, horizon
-        )
+        unknown = (mass == 0).astype(float)
+        layers = Layers(kernel, rewards * inverse, unknown, starts, mass, self.discount, horizon)
         return layers, layers.d * inverse * self.seen[list(picked)].sum(), successors
 
 
@@ -185,12 +182,9 @@ class StateRatioEstimate(Accumulator):
         if self.critics is None:
             return
         fold = log.folds(first)
-        rows = np.repeat(fold, log.lengths)
-        pairs = log.states * self.critics[0].weights.shape[1] + log.actions
-        terms, base = np.empty(len(log)), np.empty(log.num_episodes)
-        for k, critic in enumerate(self.critics):
-            terms[rows == k] = self.robust_errors[k](log, pairs)[rows == k]
-            base[fold == k] = critic.v[0, begin[fold == k]]
+        pairs = log.pairs(self.critics[0].weights.shape[1])
+        terms = np.choose(fold[log.episode], [errors(log, pairs) for errors in self.robust_errors])
+        base = np.choose(fold, [critic.v[0, begin] for critic in self.critics])
         each = base + log.sums(ratios * terms)
         self.robust.add(each, first)
         self.total += float(each.sum())
@@ -198,8 +192,8 @@ class StateRatioEstimate(Accumulator):
     def estimates(self) -> dict[str, Estimate]:
         """By name."""
         u, mass = self.ratio.sum(axis=0), self.mass
-        square = float((self.sums.squares.sum(axis=0) * u**2).sum())
-        ess = float((mass * u).sum()) ** 2 / square if square > 0 else 0.0
+        squares = self.sums.squares.sum(axis=0)
+        ess = effective_size(float((mass * u).sum()), float((squares * u**2).sum()))
         lost = self.layers.unsupported
         found = {"state-ratio": Estimate(self.value, self.influence.groups(), ess, "transitions", lost=lost)}
         if self.critics is not None:

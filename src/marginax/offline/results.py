@@ -219,18 +219,17 @@ def effective(episodes: float) -> str:
     return f"{episodes:,.0f} effective episode{'' if round(episodes) == 1 else 's'}"
 
 
+def effective_size(total: float, squares: float) -> float:
+    """(Σw)²/Σw²: how many equal weights carry as much as these."""
+    return total**2 / squares if squares > 0 else 0.0
+
+
 def share(value: float | None) -> str:
     """A probability in words, or that it is not known."""
     return "not known" if value is None else f"{value:.2%}"
 
 
-def answer(
-    name: str,
-    estimate: Estimate,
-    *,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Answer:
+def answer(name: str, estimate: Estimate, *, level: float = 0.95, seed: int = 0) -> Answer:
     """An estimate with its interval, widened by what it leaves open."""
     kind, truncation = ESTIMATORS.get(name, ("average return", "stops"))
     interval = studentised_bootstrap(estimate.value, estimate.influence, level=level, seed=seed)

@@ -58,14 +58,14 @@ def pack(log: Log, here: np.ndarray, following: np.ndarray, window: int | None =
     """
     longest = int(log.lengths.max())
     length = longest if window is None else min(window, longest)
-    pieces = -(-log.lengths // length)
-    within = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    sizes = np.minimum(np.repeat(log.lengths, pieces) - within * length, length)
+    count = -(-log.lengths // length)  # windows of each episode
+    within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    sizes = np.minimum(np.repeat(log.lengths, count) - within * length, length)
     ends = np.cumsum(sizes)
     starts = ends - sizes
-    first, width = [0], _rounded(length)
-    while (following_row := int(np.searchsorted(ends, starts[first[-1]] + width, side="right"))) < len(sizes):
-        first.append(following_row)
+    first, width = [0], _rounded(length)  # the window that each sequence begins with
+    while (later := int(np.searchsorted(ends, starts[first[-1]] + width, side="right"))) < len(sizes):
+        first.append(later)
     row = np.repeat(np.arange(len(first)), np.diff([*first, len(sizes)]))
     offset = row * width + starts - starts[np.array(first)][row]
     place = np.arange(len(log)) + np.repeat(offset - starts, sizes)

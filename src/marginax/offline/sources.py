@@ -68,7 +68,7 @@ class Source:
             return known
         states, actions = (len((self.encoding or {}).get(kind, ())) for kind in ("state", "action"))
         for log in self.chunks():
-            following = np.where(log.terminal, 0, log.next_states)
+            following = log.following
             for name, values in (("state", log.states), ("next state", following), ("action", log.actions)):
                 if int(values.max()) > LARGEST:
                     row = int(np.argmax(values > LARGEST))

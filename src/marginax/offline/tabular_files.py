@@ -12,7 +12,19 @@ from typing import Any
 import numpy as np
 
 from marginax._folders import elsewhere, filesystem
-from marginax.offline.columns import SUFFIXES, Columns, columns_in_memory, open_columns, parquet_files
+from marginax.offline.columns import (
+    SUFFIXES,
+    Batch,
+    Columns,
+    columns_in_memory,
+    floats,
+    has_words,
+    missing,
+    open_columns,
+    parquet_files,
+    whole,
+    words,
+)
 from marginax.offline.log import Log, Place, assemble
 from marginax.offline.sources import CHUNK, Encoding, Source
 
@@ -63,6 +75,9 @@ class TableSource(Source):
         self.columns = _assign(parts[0].names)
         for part in parts:
             _check(part, parts[0], self.columns)
+            part.reals = frozenset(
+                name for role, names in self.columns.items() for name in names if _is_real(role, name)
+            )
         self.first_row = 0
         self._find_labels(encoding)
 
@@ -91,7 +106,7 @@ class TableSource(Source):
             self.total = sum(len(batch["episode"]) for batch in self._batches(("episode",)))
         return self.total
 
-    def _batches(self, roles: tuple[str, ...] | None = None) -> Iterator[dict[str, np.ndarray]]:
+    def _batches(self, roles: tuple[str, ...] | None = None) -> Iterator[Batch]:
         columns = {role: self.columns[role] for role in roles or self.columns}
         needed = [name for group in columns.values() for name in group]
         row, before, last = self.first_row, "", None
@@ -100,8 +115,8 @@ class TableSource(Source):
                 block = {}
                 for role, names in columns.items():
                     block[role] = batch[names[0]]
-                    if names[0].lower() not in NAMES[role]:  # obs_0, …: numbers, and never indices
-                        block[role] = np.stack([_floats(batch[name], name, row) for name in names], axis=1)
+                    if _is_entry(role, names[0]):
+                        block[role] = np.stack([floats(batch[name], name, row) for name in names], axis=1)
                 if "episode" in block:
                     episode = block["episode"]
                     if before and before != part.name and episode[0] == last and "step" not in self.columns:
@@ -117,14 +132,13 @@ class TableSource(Source):
         first = next(self._batches(), None)
         if first is None:
             return
-        roles = tuple(r for r in _LABELLED if r in first and _has_words(first[r]))
+        roles = tuple(r for r in _LABELLED if r in first and has_words(first[r]))
         if not roles:
             return
         labels: dict[str, set[str]] = {}
         for block in self._batches(roles):
             for role in roles:
-                words = np.unique(_words(block[role])).tolist()
-                labels.setdefault(_LABELLED[role], set()).update(words)
+                labels.setdefault(_LABELLED[role], set()).update(np.unique(words(block[role])).tolist())
         self.encoding = {kind: sorted(found - {""}) for kind, found in labels.items()}
         orders = {} if given is None or isinstance(given, str) else given
         if given != "sorted":
@@ -145,9 +159,8 @@ class TableSource(Source):
         Raises:
             ValueError: naming the episode and step where the file is broken.
         """
-        reader = _Reader(self.columns, self.encoding)
-        reader.row = self.first_row
-        pending: list[dict[str, np.ndarray]] = []
+        reader = _Reader(self.columns, self.encoding, self.first_row)
+        pending: list[Batch] = []
         rows = 0
         for batch in self._batches():
             pending.append(batch)
@@ -201,49 +214,41 @@ def _is_minari(folder: Path) -> bool:
 
 
 class _Reader:
-    """Turns blocks of rows into logs; remembers what must be the same in the whole file."""
+    """Turns blocks of rows into logs; remembers what must be the same in the whole file.
 
-    def __init__(self, columns: dict[str, list[str]], encoding: dict[str, list[str]] | None) -> None:
-        self.columns = columns
+    Args:
+        columns: by role.
+        encoding: labels of states and actions in the order of their indices, where the columns hold labels.
+        row: number of the first row.
+    """
+
+    def __init__(
+        self, columns: dict[str, list[str]], encoding: dict[str, list[str]] | None, row: int
+    ) -> None:
+        self.columns, self.row = columns, row  # the first row of the next block
         self.labels = {
             kind: (np.array(sorted(labels)), np.argsort(np.array(labels)))
             for kind, labels in (encoding or {}).items()
         }
-        self.row = 0
         self.base: int | None = None
         self.dropped = 0
         self.discrete: dict[str, bool] = {}
         self.seen: set[Any] = set()
 
-    def logs(self, block: dict[str, np.ndarray]) -> Iterator[Log]:
+    def logs(self, block: Batch) -> Iterator[Log]:
         """The log of a block, if any of its steps can be used."""
-        episode, first = _whole(block["episode"]), self.row
-        n = len(episode)
-        missing = _missing(episode)
-        if missing.any():
-            raise ValueError(
-                f"column {self.columns['episode'][0]!r}: row {first + int(np.argmax(missing))} (from 0) has no episode"
-            )
-        rows = first + np.arange(n)
-        self.row += n
-        starts = np.concatenate([[0], np.flatnonzero(episode[1:] != episode[:-1]) + 1])
-        lengths = np.diff(np.append(starts, n))
-        place = Place(lengths, episode[starts])
-        self._check_names(episode[starts])
-        if "step" in block:
-            self._check_steps(self._numbers("step", block, first), place)
-        last = starts + lengths - 1
-        missing = _missing(block["action"])
-        extra = np.zeros(n, dtype=bool)
-        extra[last] = missing[last]
-        place.refuse(missing & ~extra, "the action is missing, and more steps of the episode follow")
-        terminal = self._flags("terminal", block, first, place, extra)
+        place = self._place(block)
+        n, last = len(place.index), place.offsets[1:] - 1
+        no_action, extra = missing(block["action"]), np.zeros(n, dtype=bool)
+        extra[last] = no_action[last]  # a final observation, and nothing else
+        place.refuse(no_action & ~extra, "the action is missing, and more steps of the episode follow")
+        terminal = self._flags("terminal", block, place, extra)
         late = extra & terminal
         late[1:] &= ~terminal[:-1]
         place.refuse(
             late, "terminal belongs on the last step that has an action, and not on the final observation"
         )
-        truncated = self._flags("truncated", block, first, place, extra) if "truncated" in block else None
+        truncated = self._flags("truncated", block, place, extra) if "truncated" in block else None
         states = self._indices("state", block["state"], place)
         following = None
         if "next_state" in block:
@@ -256,17 +261,32 @@ class _Reader:
         found = {
             "states": states,
             "actions": self._indices("action", block["action"], place, extra),
-            "rewards": self._numbers("reward", block, first),
+            "rewards": self._numbers("reward", block),
             "terminal": terminal,
             "truncated": truncated,
             "next_states": following,
-            "behaviour": self._numbers("behaviour", block, first) if "behaviour" in block else None,
-            "rows": rows,
+            "behaviour": self._numbers("behaviour", block) if "behaviour" in block else None,
+            "rows": self.row + np.arange(n),
         }
-        log, dropped = assemble(lengths, episode[starts], found, extra)
+        log, dropped = assemble(np.diff(place.offsets), place.names, found, extra)
         self.dropped += dropped
+        self.row += n
         if log is not None:
             yield log
+
+    def _place(self, block: Batch) -> Place:
+        """The rows of a block by episode and step, after checks of both."""
+        episode = whole(block["episode"])
+        unnamed = missing(episode)
+        if unnamed.any():
+            row = self.row + int(np.argmax(unnamed))
+            raise ValueError(f"column {self.columns['episode'][0]!r}: row {row} (from 0) has no episode")
+        starts = np.concatenate([[0], np.flatnonzero(episode[1:] != episode[:-1]) + 1])
+        place = Place(np.diff(np.append(starts, len(episode))), episode[starts])
+        self._check_names(episode[starts])
+        if "step" in block:
+            self._check_steps(self._numbers("step", block), place)
+        return place
 
     def _check_names(self, names: np.ndarray) -> None:
         fresh = set(names.tolist())
@@ -280,12 +300,10 @@ class _Reader:
             )
         self.seen |= fresh
 
-    def _numbers(self, role: str, block: dict[str, np.ndarray], first: int) -> np.ndarray:
-        return _floats(block[role], self.columns[role][0], first)
+    def _numbers(self, role: str, block: Batch) -> np.ndarray:
+        return floats(block[role], self.columns[role][0], self.row)
 
-    def _flags(
-        self, role: str, block: dict[str, np.ndarray], first: int, place: Place, ignore: np.ndarray
-    ) -> np.ndarray:
+    def _flags(self, role: str, block: Batch, place: Place, ignore: np.ndarray) -> np.ndarray:
         values = block[role]
         if values.dtype == bool:
             return values
@@ -293,10 +311,10 @@ class _Reader:
             words = {"true": 1.0, "false": 0.0, "": np.nan, "none": np.nan}
             values = np.array([words.get(str(v).lower(), v) for v in values.tolist()], dtype=object)
         column = self.columns[role][0]
-        floats = _floats(values, column, first)
-        bad = ~np.isin(floats, (0.0, 1.0)) & ~ignore
-        place.refuse(bad, column + " is {}, not true or false", floats)
-        return floats == 1.0
+        numbers = floats(values, column, self.row)
+        bad = ~np.isin(numbers, (0.0, 1.0)) & ~ignore
+        place.refuse(bad, column + " is {}, not true or false", numbers)
+        return numbers == 1.0
 
     def _check_steps(self, steps: np.ndarray, place: Place) -> None:
         if self.base is None:
@@ -321,27 +339,36 @@ class _Reader:
             self.discrete.setdefault(kind, True)
             if self.discrete[kind]:
                 return values.astype(np.int64)
-        floats = _floats(values, self.columns[role][0], self.row - len(values))
-        whole = np.isfinite(floats) & (floats == np.floor(floats))
+        numbers = floats(values, self.columns[role][0], self.row)
+        fine = np.isfinite(numbers) & (numbers == np.floor(numbers))
         if ignore is not None:
-            whole |= ignore
+            fine |= ignore
         named_state = self.columns["state"][0] == "state"  # indices are meant: a table of states and actions
-        self.discrete.setdefault(kind, bool(whole.all()) or named_state)
+        self.discrete.setdefault(kind, bool(fine.all()) or named_state)
         if not self.discrete[kind]:
-            return floats[:, None]
+            return numbers[:, None]
         better = "obs_0, obs_1, …" if kind == "state" else "action_0 (and observations obs_0, …)"
-        place.refuse(~whole, f"{role} {{}} is not an index; name columns of real numbers {better}", floats)
-        return np.where(np.isfinite(floats), floats, 0.0).astype(np.int64)
+        place.refuse(~fine, f"{role} {{}} is not an index; name columns of real numbers {better}", numbers)
+        return np.where(np.isfinite(numbers), numbers, 0.0).astype(np.int64)
 
     def _coded(self, role: str, values: np.ndarray, place: Place, ignore: np.ndarray | None) -> np.ndarray:
         ordered, index = self.labels[_LABELLED[role]]
-        words = _words(values)
-        found = np.minimum(np.searchsorted(ordered, words), len(ordered) - 1)
-        unknown = ordered[found] != words
+        given = words(values)
+        found = np.minimum(np.searchsorted(ordered, given), len(ordered) - 1)
+        unknown = ordered[found] != given
         if ignore is not None:
             unknown &= ~ignore
-        place.refuse(unknown, f"{role} '{{}}' is missing or unknown", words)
+        place.refuse(unknown, f"{role} '{{}}' is missing or unknown", given)
         return index[found].astype(np.int64)
+
+
+def _is_entry(role: str, name: str) -> bool:
+    """Whether a column is one of those of a vector, such as obs_0: real numbers, and never indices."""
+    return name.lower() not in NAMES[role]
+
+
+def _is_real(role: str, name: str) -> bool:
+    return role in ("reward", "behaviour") or _is_entry(role, name)
 
 
 def _assign(names: list[str]) -> dict[str, list[str]]:
@@ -389,51 +416,7 @@ def _check(part: Columns, first: Columns, columns: dict[str, list[str]]) -> None
             raise ValueError(f"{part.name} has a column {name!r}, which {first.name} has not")
 
 
-def _concatenate(blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def _concatenate(blocks: list[Batch]) -> Batch:
     if len(blocks) == 1:
         return blocks[0]
     return {role: np.concatenate([block[role] for block in blocks]) for role in blocks[0]}
-
-
-def _has_words(values: np.ndarray) -> bool:
-    if values.dtype.kind in "US":
-        return True
-    return values.dtype == object and any(isinstance(value, str) for value in values)
-
-
-def _words(values: np.ndarray) -> np.ndarray:
-    """Cells as words, the empty word where one is missing."""
-    if values.dtype.kind == "U":
-        return values
-    return np.array(["" if v is None or v != v else str(v) for v in values.tolist()], dtype=str)
-
-
-def _missing(values: np.ndarray) -> np.ndarray:
-    if values.dtype.kind == "f":
-        return np.isnan(values) if values.ndim == 1 else np.isnan(values).all(axis=1)
-    if values.dtype == object:
-        return np.array([value is None or value != value for value in values])
-    if values.dtype.kind == "U":
-        return values == ""
-    return np.zeros(len(values), dtype=bool)
-
-
-def _whole(values: np.ndarray) -> np.ndarray:
-    """Numbers that are all whole as integers, as people read them."""
-    if values.dtype.kind == "f" and np.isfinite(values).all() and (values == np.floor(values)).all():
-        return values.astype(np.int64)
-    return values
-
-
-def _floats(values: np.ndarray, column: str, first: int) -> np.ndarray:
-    """A column of numbers, whose first row has that number in the file."""
-    try:
-        return values.astype(np.float64)
-    except (TypeError, ValueError):
-        for row, value in enumerate(values.tolist()):
-            try:
-                float("nan" if value is None else value)
-            except (TypeError, ValueError):
-                place = f"row {first + row} (from 0)"
-                raise ValueError(f"column {column!r}, {place}: {value!r} is not a number") from None
-        raise
