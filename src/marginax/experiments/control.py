@@ -198,7 +198,7 @@ class Control(Experiment):
 
     def prepared(self, folder: Path, workers: int | None, engine: Engine) -> "Control":
         """Train all tasks, or as much of them as the time limit allows (then `SystemExit`)."""
-        from marginax.deep.command import Display
+        from marginax.deep.display import Display
         from marginax.deep.metrics import slug
         from marginax.deep.run import open_run, run_metrics, train, train_elsewhere
         from marginax.simulators import make
