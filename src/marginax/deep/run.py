@@ -310,7 +310,8 @@ def train_elsewhere(
     with contextlib.ExitStack() as locks:
         for title, (folder, run) in runs.items():
             locks.enter_context(Lock(folder))
-            simulating, threads = (int(engine.cpus) - 1, None) if run.together else (0, int(engine.cpus))
+            given = int(engine.cpus)
+            simulating, threads = (max(0, given - 1), None) if run.together else (0, given)
             for part, config in run.parts.items():
                 name, place = f"{title} {part}", folder / part
                 outcome[name] = status(place, config)
