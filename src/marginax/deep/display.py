@@ -13,6 +13,12 @@ def _mean_return(lines: list[dict[str, Any]]) -> float:
     return sum(known) / len(known) if known else math.nan
 
 
+def _clock(seconds: float) -> str:
+    """A length of time in hours, minutes and seconds; there may be more hours than a day has."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"
+
+
 @dataclass
 class _Row:
     step: int = 0
@@ -95,7 +101,7 @@ class Display:
                 f"{row.step / self.steps:.0%}",
                 f"{row.speed:.0f}" if row.speed else "",
                 "" if row.returned is None else f"{row.returned:.1f}",
-                "" if left is None else time.strftime("%H:%M:%S", time.gmtime(left)),
+                "" if left is None else _clock(left),
                 row.state,
             )
         return table
