@@ -60,6 +60,16 @@ class Population:
         workers: Processes that simulate; 0: this one.
         folder: Where metrics, policies and checkpoints go, and from whose checkpoint training carries on; None: nowhere.
 
+    Attributes:
+        step: Steps of each agent so far.
+        seconds: How long they have been trained, over all interruptions.
+        lines: Metrics: a line for each agent at each evaluation.
+        learners: One for each run of neighbouring groups that may share a program.
+        pool: What simulates.
+        newest: Policies `[agents, parameters]` after the last updates that were taken in.
+        acting: Those that play; with `overlap`, of one block before.
+        monitor: What was measured since the last lines, and who failed.
+
     Raises:
         ValueError: If the folder holds another population, or a file in it is damaged.
 
@@ -84,14 +94,12 @@ class Population:
         plan = self.learners[0].plan
         self.layer_sizes: list[int] = plan.layers
         self.names: tuple[str, ...] = plan.agent.METRICS
-        specs = [
-            _spec(config.played, group, seed) for group in config.groups.values() for seed in config.seeds
-        ]
-        self.pool: Any = (
-            DevicePool(self.learners)
-            if config.on_device
-            else Pool(specs, sizes=self.layer_sizes, steps=config.block, workers=workers)
-        )
+        self.pool: Any
+        if config.on_device:
+            self.pool = DevicePool(self.learners)
+        else:
+            specs = [_spec(config.played, config.groups[label], seed) for label, seed in config.agents]
+            self.pool = Pool(specs, sizes=self.layer_sizes, steps=config.block, workers=workers)
         policies = [jax.vmap(x.plan.agent.policy)(x.state.agents) for x in self.learners]
         self.newest = self.acting = np.concatenate([np.asarray(x) for x in policies])
         self.monitor = Monitor(config, self.names)
