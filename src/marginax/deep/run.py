@@ -3,30 +3,27 @@
 A run's folder holds `run.json` (what was asked for, with all derived settings) and one folder for each of its *parts*.
 On an accelerator a run has one part: all agents in one program. On CPU every agent is a part, trained by a process of
 its own, so that seed k of a run of many equals the run of seed k alone, whatever the number of processes. Each part
-keeps its metrics, policies and checkpoint. A part whose process dies is started again and carries on from there.
+keeps its metrics, policies and checkpoint (`run_part`). A part whose process dies is started again and carries on from there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from marginax._files import load_json, save_json
-from marginax._folders import Lock, fetch, opened, push, whereabouts
-from marginax.deep.checkpoint import CHECKPOINT, MANIFEST, manifest, tidy
+from marginax._folders import Lock, fetch, push, whereabouts
+from marginax.deep.checkpoint import CHECKPOINT, manifest
 from marginax.deep.metrics import agent_name, read_metrics
 from marginax.deep.run_config import PopulationConfig
-from marginax.deep.run_machine import on_accelerator, part_environment, spread_threads
+from marginax.deep.run_machine import on_accelerator, part_environment
+from marginax.deep.run_part import Sigterm, is_over, remove_temporary, status, tidy_part, train_part
 from marginax.engine import Engine, Task, processes
-from marginax.engine.interface import Sender
 from marginax.engine.processes import Child, cores
 
 SETTINGS = "run.json"
@@ -83,23 +80,9 @@ def _open_run(folder: Path, config: PopulationConfig, together: bool | None) -> 
         if together is None:
             together = config.on_device or on_accelerator()
     stored = dataclasses.replace(config, seeds=tuple(sorted(seeds)))
-    _remove_temporary(folder)
+    remove_temporary(folder)
     save_json(folder / SETTINGS, {"config": stored.to_json(), "together": together})
     return Run(config, together)
-
-
-def _remove_temporary(folder: Path) -> None:
-    """Remove what a killed process was writing; the caller holds the folder."""
-    for path in folder.glob(".?*.*.*"):  # .NAME.ENDING.RANDOM
-        path.unlink(missing_ok=True)
-
-
-def _tidy(folder: Path) -> None:
-    """Remove what a killed process left in a part's folder."""
-    _remove_temporary(folder)
-    found = manifest(folder / CHECKPOINT)
-    if found is not None:
-        tidy(folder / CHECKPOINT, found["files"])
 
 
 def load_run(folder: Path) -> Run:
@@ -116,18 +99,6 @@ def load_run(folder: Path) -> Run:
         raise ValueError(f"there is no run in {str(folder)!r}: {SETTINGS} is missing.") from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-
-
-def status(folder: Path, config: PopulationConfig) -> dict[str, Any]:
-    """How a part fares, from its checkpoint: `state` is `new`, `stopped`, `finished` or `diverged`."""
-    found = manifest(folder / CHECKPOINT)
-    meta: dict[str, Any] = {"step": 0, "failures": {}} if found is None else found["meta"]
-    failures = list(meta["failures"].values())
-    state = "finished" if meta["step"] >= config.steps else "stopped" if meta["step"] else "new"
-    out = {"state": state, "step": meta["step"], "failures": failures}
-    if failures and len(failures) == len(config.agents):
-        out |= {"state": "diverged", "reason": failures[0]["reason"]}
-    return out
 
 
 def run_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -176,11 +147,11 @@ def train(
         The status of every part; a part that failed in another way than by diverging is `failed`, with its reason.
     """
     orders = _orders(checkpoint_minutes, keep_replay, seconds)
-    with Lock(folder), _Sigterm() as sigterm:
+    with Lock(folder), Sigterm() as sigterm:
         parts = _Parts(folder, run, workers, orders, listen)
         try:
             while parts.waiting or parts.running:
-                if not (sigterm.seen or _is_over(orders["until"])):
+                if not (sigterm.seen or is_over(orders["until"])):
                     parts.begin_waiting()
                 if not parts.running:
                     break
@@ -208,7 +179,7 @@ class _Parts:
         for name, found in self.outcome.items():
             if name not in self.waiting:
                 listen(name, found)
-                _tidy(folder / name)
+                tidy_part(folder / name)
         if run.together:
             self.side_by_side, self.threads = 1, None
             self.simulating = max(1, cores() - 1) if workers is None else workers
@@ -280,11 +251,6 @@ def _arguments(
     return {**whereabouts(folder), "config": config.to_json(), "workers": workers, **orders}
 
 
-def _is_over(until: float | None) -> bool:
-    """Whether a time of day has come."""
-    return until is not None and time.time() >= until
-
-
 def _failed(name: str, found: dict[str, Any], error: Exception) -> dict[str, Any]:
     """The status of a part whose process raised an error, which begins with the part's name."""
     return {**found, "state": "failed", "reason": str(error).removeprefix(f"{name} failed: ")}
@@ -337,102 +303,3 @@ def train_elsewhere(
         for folder, _ in runs.values():
             fetch(folder)
     return outcome
-
-
-class _Sigterm:
-    """Notes a SIGTERM instead of ending the process, and passes it on once."""
-
-    def __init__(self) -> None:
-        self.seen, self._sent = False, set[int]()
-
-    def __enter__(self) -> _Sigterm:
-        def note(number: int, frame: FrameType | None) -> None:
-            self.seen = True
-
-        self._before: Any = None
-        with contextlib.suppress(ValueError):  # signals belong to the main thread
-            self._before = signal.signal(signal.SIGTERM, note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-
-    def forward(self, children: Sequence[Child] | Any) -> None:
-        for child in children if self.seen else ():
-            if child.pid not in self._sent:
-                self._sent.add(child.pid)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGTERM)
-
-
-def train_part(
-    channel: Sender,
-    address: str,
-    below: str,
-    config: dict[str, Any],
-    workers: int,
-    checkpoint_minutes: float,
-    keep_replay: bool,
-    until: float | None,
-) -> dict[str, Any]:
-    """What a part's process does: train its population until it has its steps or a time of day, and say how far it is."""
-    settings = PopulationConfig.from_json(config)
-    with _Sigterm() as sigterm, opened(address, below) as place, _patient_lock(place):
-        if _is_over(until):  # it has waited for a free machine
-            return status(place, settings)
-        _tidy(place)
-        from marginax.deep.population import Population
-
-        with Population(settings, workers=workers, folder=place) as population:
-            push(place)
-            spread_threads()
-            marks: list[tuple[float, int]] = []
-            said, saved = 0.0, _saved(place)
-
-            def stop() -> bool:
-                late = until is not None and time.time() + population.seconds_to_save >= until
-                return sigterm.seen or late
-
-            def report(population: Population, lines: list[dict[str, Any]]) -> None:
-                nonlocal said, saved
-                if _saved(place) != saved:
-                    saved = _saved(place)
-                    push(place)
-                now = time.monotonic()
-                if lines or now - said >= 0.2:
-                    said = now
-                    marks.append((now, population.step))
-                    del marks[:-40]
-                    speed = (marks[-1][1] - marks[0][1]) / max(marks[-1][0] - marks[0][0], 1e-9)
-                    channel.send({"step": population.step, "speed": speed, "lines": lines})
-
-            options: dict[str, Any] = {"checkpoint_minutes": checkpoint_minutes, "keep_replay": keep_replay}
-            try:
-                population.run(stop=stop, report=report, **options)
-            finally:  # where it failed, if it did
-                channel.send({"step": population.step})
-        return status(place, settings)
-
-
-def _saved(folder: Path) -> int:
-    """When the last checkpoint was written."""
-    return (folder / CHECKPOINT / MANIFEST).stat().st_mtime_ns
-
-
-@contextlib.contextmanager
-def _patient_lock(folder: Path) -> Iterator[None]:
-    """Hold a folder; wait a moment for the process of a killed command to end."""
-    for attempt in range(100):
-        lock = Lock(folder)
-        try:
-            lock.__enter__()
-            break
-        except RuntimeError:
-            if attempt == 99:
-                raise
-            time.sleep(0.1)
-    try:
-        yield
-    finally:
-        lock.__exit__(None, None, None)
