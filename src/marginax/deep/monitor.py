@@ -54,7 +54,7 @@ class Monitor:
                     self.finished_returns[agent].append(float(self.returns[place]))
                     self.returns[place] = 0.0
 
-    def take_earned(self, mean_returns: np.ndarray, largest_reward: np.ndarray) -> None:
+    def note_earned(self, mean_returns: np.ndarray, largest_reward: np.ndarray) -> None:
         """What `watch` finds, where blocks stay on the accelerator: the mean return of the episodes that ended, or NaN."""
         self.finished_returns = [[] if np.isnan(x) else [float(x)] for x in mean_returns]
         self.largest_reward = largest_reward

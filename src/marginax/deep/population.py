@@ -253,7 +253,7 @@ class Population:
         self._ahead = max(1, int(self._ahead * min(4.0, 1.0 / max(spent, 1e-3))))
         if last == until:
             earned = zip(*(learner.take_earned() for learner in self.learners), strict=True)
-            self.monitor.take_earned(*map(np.concatenate, earned))
+            self.monitor.note_earned(*map(np.concatenate, earned))
             found = zip(*(learner.inspect(last - 1) for learner in self.learners), strict=True)
             policies, metrics = map(np.concatenate, found)
             self._receive(policies, metrics, self.step)
