@@ -1,11 +1,13 @@
 """The commands train, plot and play: bad input is refused before any work, and what they print and write."""
 
+import io
 import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import rich.console
 
 from marginax.cli import main
 from marginax.deep.command import Display, finish
@@ -252,6 +254,15 @@ def test_a_preset_gives_the_settings_that_flags_change(monkeypatch):
         TD3Config.preset("paper", batch_size=7),
         TD3Config.preset("paper", batch_size=7, operator="retrace"),
     ]
+
+
+@pytest.mark.parametrize(("speed", "left"), [(50.0, "50:00:00"), (1000.0, "02:30:00")])
+def test_days_that_are_left_are_not_cut(speed, left):
+    display = Display("title", 10_000_000, ["agents"])
+    display.listen("agents", {"step": 1_000_000, "speed": speed})
+    console = rich.console.Console(file=io.StringIO(), width=120)
+    console.print(display._table())
+    assert left in console.file.getvalue()
 
 
 def test_the_reason_of_a_failure_is_told_at_the_end_alone(capsys):

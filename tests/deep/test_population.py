@@ -93,13 +93,13 @@ def test_equals_a_plain_loop_with_policies_one_block_old(plain):
                     _, retraced = td3.update(rival, state, batch, noise_key, delayed=False)
                     measured.append((metrics.critic_loss, retraced.error_variance))
             vectors.append(np.asarray(td3.policy(state)))
-        np.testing.assert_allclose(plain._newest[agent], vectors[-1], atol=2e-4)
+        np.testing.assert_allclose(plain.newest[agent], vectors[-1], atol=2e-4)
         line = next(x for x in plain.lines if (x["operator"], x["seed"], x["step"]) == (name, seed, 240))
         loss, variance = np.mean(measured, axis=0)
         np.testing.assert_allclose(line["critic_loss"], loss, rtol=1e-2)
         if name == "marginalized":  # what Retrace's targets would have been on these batches
             np.testing.assert_allclose(line["error_variance_retrace"], variance, rtol=1e-2)
-        *_, returns = evaluate(spec, unpack(plain._newest[agent], [3, 8, 1]), 240, 1)
+        *_, returns = evaluate(spec, unpack(plain.newest[agent], [3, 8, 1]), 240, 1)
         assert line["return"] == returns.mean()
 
 
@@ -162,7 +162,7 @@ def test_a_stopped_agent_for_discrete_actions_ends_as_one_that_was_not(agent, si
     assert 80 <= first.step < 160
     second = run(config, folder=tmp_path)
     assert second.lines == whole.lines
-    np.testing.assert_array_equal(second._newest, whole._newest)
+    np.testing.assert_array_equal(second.newest, whole.newest)
 
 
 @pytest.mark.long
@@ -275,7 +275,7 @@ def test_failed_agent_is_noted_and_others_go_on(plain):
     assert failed["one-step", 4, 240] == 110
     reason = "the policy's parameters were no longer finite at step 110"
     assert population.failures == {1: {"step": 110, "reason": reason}}
-    assert np.isfinite(population._newest).all()
+    assert np.isfinite(population.newest).all()
     for key, value in numbers(plain).items():
         if key[:2] != ("one-step", 4):
             np.testing.assert_array_equal(numbers(population)[key], value)

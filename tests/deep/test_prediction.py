@@ -151,6 +151,8 @@ def test_settings_share_the_data_and_nothing_else(catch):
         ([Setting("peng", 0.9)], {"length": 200}, "length must lie between 3 and the 128 steps"),
         ([Setting("marginalized", 1.0, 1e3)], {}, "overflow single precision"),
         ([Setting("peng", 0.9)], {"period": 10}, "multiple of sizes.reports"),
+        ([Setting("peng", 0.9)], {"rollouts": 1}, "rollouts must be at least 2, got 1"),
+        ([Setting("peng", 0.9)], {"phases": 0}, "phases must be at least 1, got 0"),
         ([Setting("peng", 0.9)], {"pairs": 10}, "probes must lie between 1 and the 10 held-out pairs"),
     ],
 )

@@ -20,8 +20,10 @@ from marginax.cli import main
 from marginax.deep.config import TD3Config
 from marginax.deep.metrics import METRICS, read_metrics
 from marginax.deep.population import Population
-from marginax.deep.run import load_run, open_run, run_metrics, status, train, train_part
+from marginax.deep.run import load_run, open_run, run_metrics, status, train, train_elsewhere, train_part
 from marginax.deep.run_config import PopulationConfig
+from marginax.engine import Outcome
+from marginax.engine.local import Local
 
 AGENT = TD3Config(
     operator="marginalized",
@@ -129,6 +131,23 @@ def test_a_part_that_waited_until_the_time_limit_does_not_begin(tmp_path):
     options = {"workers": 0, "checkpoint_minutes": 1.0, "keep_replay": False, "until": time.time()}
     found = train_part(types.SimpleNamespace(send=print), str(tmp_path), "", CONFIG.to_json(), **options)
     assert found == {"state": "new", "step": 0, "failures": []} and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(0.5, 0), (1.0, 0), (3.0, 2)])
+def test_agents_that_learn_together_on_a_cluster_simulate_on_the_cores_that_are_left(
+    cores, workers, tmp_path
+):
+    class Cluster(Local):
+        cpus, gpus = cores, 0.5
+
+        def run(self, tasks, listen=None):
+            for task in tasks:
+                yield Outcome(task, {"state": "finished", "workers": task.arguments["workers"]})
+
+    runs = {"task": (tmp_path, open_run(tmp_path, CONFIG, together=True))}
+    options = {"checkpoint_minutes": 1.0, "keep_replay": False, "seconds": None}
+    found = train_elsewhere(Cluster(), runs, listen=lambda part, message: None, **options)
+    assert found["task agents"]["workers"] == workers
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ class _Programs:
         self.learn = jax.jit(partial(self._advance, learning=True), donate_argnums=(0, 1))
         self.inspect = jax.jit(self._inspect)
         self.evaluate = jax.jit(self._evaluate, static_argnames="episodes")
-        schedule = []
+        schedule = []  # of every agent: the last ε of its copies, the steps it falls over, and the random first steps
         for config in plan.configs:
             assert isinstance(config, DiscreteConfig)
             steps = (np.float32(config.epsilon_steps or 0), np.float32(config.random_steps or 0))
@@ -102,16 +102,12 @@ class _Programs:
         """One agent's block: rows `[block, width]`, copy after copy in every step."""
         plan, game = self.plan, self.game
         count = plan.configs[0].copies
-        epsilons, falling, random = schedule
 
         def step(copies: Copies, t: Array) -> tuple[Copies, Array]:
             act_key, step_key, reset_key = jax.random.split(jax.random.fold_in(key, t), 3)
             number = index * plan.block + t * count + jnp.arange(count)
-            share = jnp.where(
-                number < falling, 1 - (1 - epsilons) * number / jnp.maximum(falling, 1), epsilons
-            )
-            share = jnp.where(number < random, 1.0, share)
-            logits = jnp.log(plan.agent.behaviour(agent, copies.observations, share))
+            epsilon = _exploration(schedule, number)
+            logits = jnp.log(plan.agent.behaviour(agent, copies.observations, epsilon))
             actions = jax.random.categorical(act_key, logits)
             taken = jnp.take_along_axis(logits, actions[:, None], 1)
             move = jax.vmap(game.step)(jax.random.split(step_key, count), copies.states, actions)
@@ -160,6 +156,13 @@ class _Programs:
 
         plan = self.plan
         return jax.vmap(one)(agents, self._of_all(keys))
+
+
+def _exploration(schedule: tuple[Array, Array, Array], number: Array) -> Array:
+    """Share of uniform actions in each copy at these steps of the run: 1 at first, then falling to the last ones."""
+    epsilons, falling, random = schedule
+    share = jnp.where(number < falling, 1 - (1 - epsilons) * number / jnp.maximum(falling, 1), epsilons)
+    return jnp.where(number < random, 1.0, share)
 
 
 @cache

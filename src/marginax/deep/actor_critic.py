@@ -161,34 +161,42 @@ def draw(config: ActorCriticConfig, buffer: Replay, keys: Array) -> tuple[Sequen
 def targets(
     config: ActorCriticConfig, state: ActorCriticState, batches: Sequences, keys: Array, *, train: bool
 ) -> tuple[Targets, Paths | None, Float[Array, ""]]:
-    """The half of an update that depends on the operator: value targets and advantages, and a step of the weights."""
-    found, paths, loss = [], state.paths, jnp.zeros(())
-    for k in range(len(keys)):
-        batch: Sequences = jax.tree.map(lambda x, k=k: x[k], batches)
-        along = state.network(jnp.concatenate([batch.observations[:1], batch.next_observations]))
-        action = jax.nn.one_hot(batch.actions[..., 0].astype(jnp.int32), along.shape[-1] - 1)
-        log_pi = jnp.sum(jax.nn.log_softmax(along[:-1, :, :-1]) * action, -1)
-        log_ratio = log_pi - batch.log_behaviour
-        # Products of traces, and of those that are known, carry no decay here: λ^(s - t) is exact.
-        ratios, rhos = (clip_log_ratios(log_ratio, c) for c in (config.clip, config.rho_clip))
-        arrays = (along[:-1, :, -1], along[1:, :, -1], batch, ratios, rhos)
-        if paths is None:
-            value, weights = vtrace(config, *arrays), config.decay * ratios
-            weights = jnp.cumprod(jnp.concatenate([jnp.ones_like(weights[:1]), weights[:-1]]), 0)
-        else:
-            value, weights = marginalized(config, paths, *arrays)
-            if train and k == len(keys) - 1:
-                paths, loss = train_paths(config, paths, batch, ratios)
-        follows = jnp.concatenate([value[1:], along[-1:, :, -1]])
-        follows = jnp.where(batch.truncated, along[1:, :, -1], follows)
-        discounts = jnp.where(batch.terminal, 0.0, config.discount)
-        advantage = rhos * (batch.rewards + discounts * follows - along[:-1, :, -1])
-        target = jnp.stack([value, advantage, batch.valid], -1)
-        pairs = jnp.concatenate([batch.observations, action], -1)
-        kept = jnp.where(batch.valid[..., None], target, 0)
-        found.append(Targets(pairs, kept, config.decay * ratios, weights, batch.valid))
+    """The half of an update that depends on the operator: value targets and advantages, and a step of the weights.
+
+    The weights learn from the last of the batches, after the targets of all.
+    """
+    each: list[Sequences] = [jax.tree.map(lambda x, k=k: x[k], batches) for k in range(len(keys))]
+    found, ratios = zip(*(batch_targets(config, state, batch) for batch in each), strict=True)
+    paths, loss = state.paths, jnp.zeros(())
+    if train and paths is not None:
+        paths, loss = train_paths(config, paths, each[-1], ratios[-1])
     stacked: Targets = jax.tree.map(lambda *x: jnp.stack(x), *found)
     return jax.lax.stop_gradient(stacked), paths, loss
+
+
+def batch_targets(
+    config: ActorCriticConfig, state: ActorCriticState, batch: Sequences
+) -> tuple[Targets, Float[Array, "T batch"]]:
+    r"""What the network is to learn from one batch, and the ratios $\min(\bar c, \pi/\mu)$ without the decay."""
+    out = state.network(jnp.concatenate([batch.observations[:1], batch.next_observations]))
+    logits, v, v_next = out[:-1, :, :-1], out[:-1, :, -1], out[1:, :, -1]
+    action = jax.nn.one_hot(batch.actions[..., 0].astype(jnp.int32), logits.shape[-1])
+    log_pi = jnp.sum(jax.nn.log_softmax(logits) * action, -1)
+    log_ratio = log_pi - batch.log_behaviour
+    # Products of traces, and of those that are known, carry no decay here: λ^(s - t) is exact.
+    ratios, rhos = (clip_log_ratios(log_ratio, c) for c in (config.clip, config.rho_clip))
+    traces = config.decay * ratios
+    if state.paths is None:
+        value = vtrace(config, v, v_next, batch, ratios, rhos)
+        weights = jnp.cumprod(jnp.concatenate([jnp.ones_like(traces[:1]), traces[:-1]]), 0)
+    else:
+        value, weights = marginalized(config, state.paths, v, v_next, batch, ratios, rhos)
+    following = jnp.where(batch.truncated, v_next, jnp.concatenate([value[1:], v_next[-1:]]))
+    advantage = rhos * (batch.rewards + batch.discounts(config.discount) * following - v)
+    target = jnp.stack([value, advantage, batch.valid], -1)
+    pairs = jnp.concatenate([batch.observations, action], -1)
+    kept = jnp.where(batch.valid[..., None], target, 0)
+    return Targets(pairs, kept, traces, weights, batch.valid), ratios
 
 
 def vtrace(
@@ -199,7 +207,7 @@ def vtrace(
     def one(v, v_next, rewards, discounts, traces, rhos, truncated, valid) -> Array:
         return estimates.vtrace(v, v_next, rewards, discounts, traces, rhos, truncated, valid=valid)
 
-    discounts = jnp.where(batch.terminal, 0.0, config.discount)
+    discounts = batch.discounts(config.discount)
     arrays = (v, v_next, batch.rewards, discounts, config.decay * ratios, rhos, batch.truncated, batch.valid)
     return jax.vmap(one, 1, 1)(*arrays)
 
@@ -228,7 +236,7 @@ def marginalized(
             v, v_next, rewards, discounts, weights, rhos, truncated, valid=valid
         )
 
-    discounts = jnp.where(batch.terminal, 0.0, config.discount)
+    discounts = batch.discounts(config.discount)
     arrays = (rhos, batch.truncated, batch.valid)
     found = jax.vmap(one, (1, 1, 1, 1, 0, 1, 1, 1), 1)(v, v_next, batch.rewards, discounts, weights, *arrays)
     return found, weights[:, 0].T
@@ -247,7 +255,7 @@ def train_paths(
     def log_u(network: PathNetwork) -> Float[Array, "batch T"]:
         return jnp.pad(network(states, start), ((0, 0), (1, 0)))
 
-    discounts = jnp.where(batch.terminal, 0.0, config.discount)
+    discounts = batch.discounts(config.discount)
     late = [
         jnp.concatenate([jnp.full_like(x[:1], first), x]).T
         for x, first in ((ratios, 1.0), (discounts, config.discount), (batch.truncated, False))

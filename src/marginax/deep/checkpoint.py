@@ -19,7 +19,7 @@ import numpy as np
 from marginax._files import load_arrays, load_json, save_arrays, save_json
 from marginax.engine.processes import cores
 
-MANIFEST = "manifest.json"
+CHECKPOINT, MANIFEST = "checkpoint", "manifest.json"
 _FORMAT = 2
 Tree = TypeVar("Tree")
 

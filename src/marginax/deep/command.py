@@ -3,11 +3,8 @@
 import contextlib
 import dataclasses
 import math
-import sys
-import time
 import typing
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +13,7 @@ import tyro
 from marginax._checks import choice, last_given
 from marginax._files import check_writable
 from marginax.deep.config import TD3_PRESETS, AgentConfig, TD3Config
+from marginax.deep.display import Display
 from marginax.deep.metrics import METRICS
 from marginax.deep.run_config import CONFIGS, PopulationConfig
 
@@ -126,37 +124,26 @@ def fitting(task: str) -> str:
 def _train(
     agent: AgentConfig, out: Path, options: dict[str, Any], *, track: bool, seeds: range, **population: Any
 ) -> None:
-    from marginax.deep.run import SETTINGS, load_run, open_run
+    from marginax.deep.run import open_run
     from marginax.deep.run import train as train_run
     from marginax.simulators import make
     from marginax.simulators.registry import check_actions
 
-    workers = options["workers"]
     for name, value, least in (
         ("seeds", len(seeds), 1),
         ("first-seed", seeds.start, 0),
-        ("workers", workers, 1),
+        ("workers", options["workers"], 1),
     ):
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}.")
     if not (minutes := options["checkpoint_minutes"]) > 0:
         raise ValueError(f"checkpoint-minutes must be above 0, got {minutes}.")
-    if (out / SETTINGS).exists():  # what was derived stays as it was
-        earlier = load_run(out).config
-        if population["evaluate_every"] is None:
-            population["evaluate_every"] = earlier.evaluate_every
-        if len(earlier.groups) == 1 and earlier.kind == agent.kind:
-            derived = ("random_steps", "epsilon_steps")
-            stored = {
-                name: getattr(earlier.first, name) for name in derived if getattr(agent, name, 0) is None
-            }
-            agent = dataclasses.replace(agent, **stored)
-    config = PopulationConfig(groups={agent.label: agent}, seeds=tuple(seeds), **population)
+    agent, evaluate_every = _as_derived_before(out, agent, population.pop("evaluate_every"))
+    groups = {agent.label: agent}
+    config = PopulationConfig(groups=groups, seeds=tuple(seeds), evaluate_every=evaluate_every, **population)
     task = config.simulator
-    probe = make(task, seed=0, allow_import=True)
-    check_actions(
-        task, probe, discrete=agent.discrete, command=f"marginax train {task} --agent {fitting(task)}"
-    )
+    hint = f"marginax train {task} --agent {fitting(task)}"
+    check_actions(task, make(task, seed=0, allow_import=True), discrete=agent.discrete, command=hint)
     check_writable(out)
     run = open_run(out, config)
     title = f"{task}, {agent.label}"
@@ -169,11 +156,25 @@ def _train(
 
         outcome = train_run(out, run, listen=listen, **options)
     finish(outcome)
-    curves = ", ".join(str(out / part / METRICS) for part in list(run.parts)[:2]) + (
-        ", …" if len(run.parts) > 2 else ""
-    )
-    print(f"Curves: {curves}; tensorboard --logdir {out}")
+    curves = [str(out / part / METRICS) for part in run.parts]
+    shown = ", ".join(curves if len(curves) <= 2 else [*curves[:2], "…"])
+    print(f"Curves: {shown}; tensorboard --logdir {out}")
     print(f"Next: marginax plot {out}, marginax play {out}")
+
+
+def _as_derived_before(
+    out: Path, agent: AgentConfig, evaluate_every: int | None
+) -> tuple[AgentConfig, int | None]:
+    """The agent's settings and `evaluate_every`; what is to be derived stays as it was if a run there is made longer."""
+    from marginax.deep.run import SETTINGS, load_run
+
+    if not (out / SETTINGS).exists():
+        return agent, evaluate_every
+    earlier = load_run(out).config
+    if len(earlier.groups) == 1 and earlier.kind == agent.kind:
+        open_ = [name for name in ("random_steps", "epsilon_steps") if getattr(agent, name, 0) is None]
+        agent = dataclasses.replace(agent, **{name: getattr(earlier.first, name) for name in open_})
+    return agent, earlier.evaluate_every if evaluate_every is None else evaluate_every
 
 
 @contextlib.contextmanager
@@ -215,9 +216,8 @@ def finish(outcome: dict[str, dict[str, Any]]) -> None:
     if bad:
         reasons = []
         for name, found in bad.items():
-            place = (
-                f" at step {found['step']:,}" if found["state"] == "failed" else ""
-            )  # others say it themselves
+            # What diverged says itself where.
+            place = f" at step {found['step']:,}" if found["state"] == "failed" else ""
             reasons.append(f"{name} {found['state']}{place}: {found['reason']}")
         raise RuntimeError(f"{len(bad)} of {len(outcome)} did not finish. {'; '.join(reasons)}")
 
@@ -305,96 +305,3 @@ def play(
     print(
         f"return {np.mean(returns):.2f} ± {np.std(returns):.2f}, {returns.min():.2f} to {returns.max():.2f}"
     )
-
-
-def _mean_return(lines: list[dict[str, Any]]) -> float:
-    """Over the lines that have one; NaN if none has."""
-    known = [line["return"] for line in lines if line["return"] is not None]
-    return sum(known) / len(known) if known else math.nan
-
-
-@dataclass
-class _Row:
-    step: int = 0
-    speed: float = 0.0
-    returned: float | None = None
-    state: str = "waiting"
-
-
-@dataclass
-class Display:
-    """How the parts of a run fare: a live table on a terminal (that is not dumb); anywhere else a line per evaluation."""
-
-    title: str
-    steps: int
-    parts: list[str]
-    told_later: tuple[str, ...] = ("failed",)  # states whose reason `finish` says
-    rows: dict[str, _Row] = field(init=False)
-
-    def __post_init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self.rows = {name: _Row() for name in self.parts}
-        self.console = Console(file=sys.stdout)
-        self.live = Live(console=self.console, refresh_per_second=2) if self.console.is_interactive else None
-        self.drawn = 0.0
-
-    def __enter__(self) -> "Display":
-        if self.live is not None:
-            self.live.__enter__()
-        return self
-
-    def __exit__(self, kind: Any, *details: Any) -> None:
-        if self.live is not None:
-            self.live.update(self._table())
-            self.live.__exit__(kind, *details)
-        reached = ", ".join(f"{name} at {row.step:,}" for name, row in self.rows.items() if row.step)
-        if kind is KeyboardInterrupt:
-            print("stopped; the same command carries on from the last checkpoints", flush=True)
-        elif kind is SystemExit:
-            print(f"checkpoints were written ({reached}); the same command carries on", flush=True)
-
-    def listen(self, name: str, message: dict[str, Any]) -> None:
-        """Take in what a part says."""
-        row = self.rows[name]
-        row.step, row.speed = message.get("step", row.step), message.get("speed", row.speed)
-        row.state = message.get("state", "training")
-        lines = message.get("lines", [])
-        if lines:
-            row.returned = _mean_return(lines)
-        if self.live is not None:
-            if time.monotonic() - self.drawn > 0.4:
-                self.drawn = time.monotonic()
-                self.live.update(self._table())
-            return
-        for step in dict.fromkeys(line["step"] for line in lines):
-            groups: dict[str, list[dict[str, Any]]] = {}
-            for line in lines:
-                if line["step"] == step:
-                    groups.setdefault(line["operator"], []).append(line)
-            means = ", ".join(f"{label} {_mean_return(x):.2f}" for label, x in groups.items())
-            print(f"{name}: step {step:,}, return {means}, {row.speed:.0f} steps/s", flush=True)
-        if "state" in message:
-            told = "reason" in message and row.state not in self.told_later
-            reason = f": {message['reason']}" if told else ""
-            print(f"{name}: {row.state} at step {row.step:,}{reason}", flush=True)
-
-    def _table(self) -> Any:
-        from rich.table import Table
-
-        table = Table(title=self.title, box=None, header_style="bold")
-        for name in ("", "step", "", "steps/s", "return", "time left", "state"):
-            table.add_column(name, justify="right")
-        for name, row in self.rows.items():
-            left = (self.steps - row.step) / row.speed if row.speed and row.state == "training" else None
-            table.add_row(
-                name,
-                f"{row.step:,}",
-                f"{row.step / self.steps:.0%}",
-                f"{row.speed:.0f}" if row.speed else "",
-                "" if row.returned is None else f"{row.returned:.1f}",
-                "" if left is None else time.strftime("%H:%M:%S", time.gmtime(left)),
-                row.state,
-            )
-        return table

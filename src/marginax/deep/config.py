@@ -81,13 +81,10 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         as_plain(self)
-        for name, allowed in typing.get_type_hints(type(self)).items():
-            choices = [x for part in (allowed, *typing.get_args(allowed)) for x in _choices(part)]
-            if (
-                choices
-                and (value := getattr(self, name)) not in choices
-                and not (name in _MAY_BE_NONE and value is None)
-            ):
+        for name, kind in typing.get_type_hints(type(self)).items():
+            choices, value = _choices(kind), getattr(self, name, None)
+            may_be_none = type(None) in typing.get_args(kind)
+            if choices and value not in choices and not (may_be_none and value is None):
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
         for name in ("sequence_length", "batch_size", "update_every", "replay_size"):
             self._require(name, lambda x: x >= 1, "be at least 1")
@@ -183,11 +180,10 @@ def _plain(name: str, value: Any, kind: Any) -> Any:
     return value
 
 
-_MAY_BE_NONE = ("target_steps",)
-
-
-def _choices(annotation: Any) -> tuple[str, ...]:
-    return typing.get_args(annotation) if typing.get_origin(annotation) is Literal else ()
+def _choices(kind: Any) -> list[str]:
+    """The words that a setting of this type can be; none for other types."""
+    parts = (kind, *typing.get_args(kind))
+    return [word for part in parts if typing.get_origin(part) is Literal for word in typing.get_args(part)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,8 +164,7 @@ def from_bootstrap(
     if estimator is None:
         credit, loss = jax.vmap(products)(ahead.traces, batches), jnp.zeros(())
     else:
-        discounts = jnp.where(batches.terminal, 0.0, config.discount)
-        along = Along(batches, ahead.features, ahead.traces, discounts)
+        along = Along(batches, ahead.features, ahead.traces, batches.discounts(config.discount))
         credit, estimator, loss = td_weights(config, estimator, along, train=train)
     target = jax.vmap(partial(operator_target, config))(batches, ahead, credit)
     found = CriticTarget(
@@ -354,7 +353,7 @@ def operator_target(
     def one(q, v_next, rewards, discounts, coefficients, truncated, valid) -> Array:
         return estimate(q, v_next, rewards, discounts, coefficients, truncated, valid=valid)[0]
 
-    discounts = jnp.where(batch.terminal, 0.0, config.discount)
+    discounts = batch.discounts(config.discount)
     coefficients = credit if marginalized else ahead.traces
     arrays = (ahead.q, ahead.v_next, batch.rewards, discounts, coefficients, batch.truncated, batch.valid)
     return jax.vmap(one, in_axes=1)(*arrays)

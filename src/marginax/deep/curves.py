@@ -9,7 +9,7 @@ import numpy as np
 from marginax import report
 from marginax._files import write_csv
 from marginax.deep.metrics import known_number
-from marginax.deep.run import load_run, run_metrics
+from marginax.deep.run import Run, load_run, run_metrics
 from marginax.statistics import Interval, bootstrap, interquartile_mean
 
 _PLAIN = ("operator", "seed", "step", "returns", "failed_at", "seconds")  # columns that are no curves
@@ -124,18 +124,23 @@ def load_curves(folders: Iterable[Path]) -> list[Curve]:
                 raise ValueError(
                     f"the seeds of {label!r} in {str(folder)!r} have no step of evaluation in common yet."
                 )
-            rivals = [
-                {"agent": other.config.kind, **other.config.groups[label].to_json()}
-                for other in runs
-                if other.config.simulator == run.config.simulator and label in other.config.groups
-            ]
-            own = {"agent": run.config.kind, **run.config.groups[label].to_json()}
-            # Another agent has other settings.
-            alike = [rival for rival in rivals if rival["agent"] == own["agent"]]
-            names = ["agent"] * (len(alike) < len(rivals))
-            names += [name for name in own if any(rival[name] != own[name] for rival in alike)]
-            curves.append(curve._replace(label=label + "".join(f", {name} {own[name]}" for name in names)))
+            same = [other for other in runs if other.config.simulator == run.config.simulator]
+            rivals = [_settings(other, label) for other in same if label in other.config.groups]
+            curves.append(curve._replace(label=label + _difference(_settings(run, label), rivals)))
     return curves
+
+
+def _settings(run: Run, label: str) -> dict[str, Any]:
+    """The settings of a group of a run, and the name of its agent."""
+    return {"agent": run.config.kind, **run.config.groups[label].to_json()}
+
+
+def _difference(own: dict[str, Any], rivals: Sequence[dict[str, Any]]) -> str:
+    """The settings that tell a run from others, as the end of a label; agents of another name have other settings."""
+    alike = [rival for rival in rivals if rival["agent"] == own["agent"]]
+    names = ["agent"] * (len(alike) < len(rivals))
+    names += [name for name in own if any(rival[name] != own[name] for rival in alike)]
+    return "".join(f", {name} {own[name]}" for name in names)
 
 
 def interval(values: np.ndarray, replicates: int = 2000) -> tuple[Any, Interval]:

@@ -249,11 +249,9 @@ def check_policies(game: Game, pi: Policy, mu: Policy, key: Array, *, steps: int
             raise ValueError(
                 f"{name} must be a distribution over {game.num_actions} actions, got {table[k]} for observation {k}"
             )
-    k, a = (
-        int(i)
-        for i in np.unravel_index(((tables["mu"] == 0) & (tables["pi"] > 0)).argmax(), tables["pi"].shape)
-    )
-    if tables["mu"][k, a] == 0 and tables["pi"][k, a] > 0:
+    uncovered = np.argwhere((tables["mu"] == 0) & (tables["pi"] > 0))
+    if len(uncovered):
+        k, a = uncovered[0]
         raise ValueError(
             f"mu must be positive wherever pi is, got mu = 0 and pi = {tables['pi'][k, a]:g} for action {a} "
             f"of observation {k} on the way of mu"

@@ -194,40 +194,112 @@ def program(
         sizes: Sizes.
     """
     check(settings, sizes)
-    actions = actions_of(game)
-    arrays, length = coefficients(settings), sizes.length
-    clips = sorted({s.clip for s in settings if s.operator == "marginalized"})
-    places = np.array([clips.index(s.clip) if s.operator == "marginalized" else 0 for s in settings])
-    rate = sizes.learning_rate
-    adam = optax.adam(optax.linear_schedule(rate, sizes.last_rate * rate, sizes.updates))
-    shape = {"filters": sizes.filters, "units": sizes.units}
+    made = _Program(game, settings, loss, discount, sizes)
+    return made.init, made.phase
 
-    def make_q(key: Array) -> Network:
-        return Network(game.observation_shape, actions, **shape, key=key)
 
-    def make_u(key: Array) -> Paths:
-        trunk_key, head_key = jax.random.split(key)
-        trunk = Network(game.observation_shape, 1, **shape, key=trunk_key)
-        network = PathNetwork(sizes.units, sizes.units + actions, (sizes.units,), key=head_key, trunk=trunk)
-        return path_network.init(loss, network)
+class _Program:
+    """The two functions of `program`, their steps, and what all of them read."""
 
-    def copies(tree: Any, count: int) -> Any:
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), tree)
+    def __init__(
+        self, game: Game, settings: Sequence[Setting], loss: PathLoss, discount: float, sizes: Sizes
+    ) -> None:
+        self.game, self.loss, self.discount, self.sizes = game, loss, discount, sizes
+        self.actions = actions_of(game)
+        self.count, self.settings = len(settings), coefficients(settings)
+        # Settings of `marginalized` with one clip share a weight network; other settings read none.
+        self.clips = sorted({s.clip for s in settings if s.operator == "marginalized"})
+        self.network_of = np.array(
+            [self.clips.index(s.clip) if s.operator == "marginalized" else 0 for s in settings]
+        )
+        rate = sizes.learning_rate
+        self.adam = optax.adam(optax.linear_schedule(rate, sizes.last_rate * rate, sizes.updates))
 
-    def init(mu: Policy, key: Array) -> Agents:
+    def init(self, mu: Policy, key: Array) -> Agents:
+        """Fresh agents, and simulators after `burn_in` steps of the behaviour policy."""
+        sizes, game = self.sizes, self.game
         q_key, u_key, reset_key, burn_key = jax.random.split(key, 4)
         # One network for all settings of a seed at first, so that only the operator differs.
-        q = copies(make_q(q_key), len(settings))
-        u = copies(make_u(u_key), len(clips)) if clips else None
+        q = _copies(self._network(self.actions, q_key), self.count)
+        u = _copies(self._fresh_u(u_key), len(self.clips)) if self.clips else None
         states = jax.vmap(game.reset)(jax.random.split(reset_key, sizes.environments))
 
         def burn(states: Any, key: Array) -> tuple[Any, None]:
             return rollout(game, mu, mu, states, key, 1)[0], None
 
         states, _ = jax.lax.scan(burn, states, jax.random.split(burn_key, sizes.burn_in))
-        return Agents(q, jax.vmap(adam.init)(q), u, states)
+        return Agents(q, jax.vmap(self.adam.init)(q), u, states)
 
-    def look_up(networks: Network, data: Sequences) -> tuple[Array, Array]:
+    def phase(
+        self, pi: Policy, mu: Policy, true: Truth | None, agents: Agents, key: Array
+    ) -> tuple[Agents, Evaluation | None]:
+        """Fresh trajectories, `period` updates towards the values that Q has now, and measurements beside the truth."""
+        sizes = self.sizes
+        play_key, draw_key = jax.random.split(key)
+        states, data = rollout(self.game, pi, mu, agents.states, play_key, sizes.steps)
+        update = partial(self._update, data, *self._look_up(agents.q, data))
+
+        def between_reports(agents: Agents, keys: Array) -> tuple[Agents, Array]:
+            agents, _ = jax.lax.scan(update, agents, keys)
+            if true is None:
+                return agents, jnp.zeros(0)
+            return agents, jax.vmap(_relative_error, (0, None))(agents.q, true)
+
+        keys = jax.random.split(draw_key, (sizes.reports, sizes.period // sizes.reports))
+        agents, errors = jax.lax.scan(between_reports, agents._replace(states=states), keys)
+        return agents, None if true is None else Evaluation(errors, *self._probe(agents, true))
+
+    def _update(
+        self, data: Sequences, q_table: Array, v_table: Array, agents: Agents, key: Array
+    ) -> tuple[Agents, None]:
+        """One update of all networks on a batch of sequences, whose target values are looked up in the tables."""
+        sizes = self.sizes
+        copy_key, start_key = jax.random.split(key)
+        copies = jax.random.randint(copy_key, (sizes.batch, 1), 0, sizes.environments)
+        starts = jax.random.randint(start_key, (sizes.batch, 1), 0, sizes.steps - sizes.length + 1)
+        states = starts + jnp.arange(sizes.length + 1)  # one more than there are steps
+        steps = states[:, :-1]
+        batch = Sequences(
+            observations=data.observations[copies, states],
+            actions=data.actions[copies, steps],
+            rewards=data.rewards[copies, steps],
+            ended=data.ended[copies, steps],
+            pi=data.pi[copies, states],
+            mu=data.mu[copies, steps],
+        )
+        q, v = q_table[:, copies, steps], v_table[:, copies, states]
+        paths, u = (None, None) if agents.u is None else self._learn_u(agents.u, batch)
+        targets = self._targets(self._credits(batch, u), q, v, batch)
+        seen = patches(batch.observations[:, 0].astype(jnp.float32))
+
+        def square(network: Network, target: Array) -> Array:
+            value = jnp.take_along_axis(network(seen), batch.actions[:, :1], 1)[:, 0]
+            return jnp.mean((value - target) ** 2)
+
+        gradients = jax.vmap(jax.grad(square))(agents.q, targets)
+        moves, q_optimiser = jax.vmap(self.adam.update)(gradients, agents.q_optimiser)
+        learned = {"q": optax.apply_updates(agents.q, moves), "q_optimiser": q_optimiser, "u": paths}
+        return agents._replace(**learned), None
+
+    def _probe(self, agents: Agents, true: Truth) -> tuple[Array, Array, Array]:
+        """`variances`, `credits` and `weights` of an `Evaluation`, from the sequences after the held-out pairs."""
+        sizes = self.sizes
+        data = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), true.probes)
+        q, v = self._look_up(agents.q, data)
+        u = None
+        if agents.u is not None:
+            scores = jax.vmap(partial(self._log_u, data=data))(agents.u.average)
+            u = jax.vmap(path_network.mean_products)(scores, jnp.asarray(self.clips))
+        credits = self._credits(data, u)
+        targets = self._targets(credits, q, v, data).reshape(self.count, sizes.probes, sizes.repeats)
+        discounts = self._discounts(data)
+        powers = jnp.concatenate([jnp.ones((len(discounts), 1)), jnp.cumprod(discounts, 1)[:, :-1]], 1)
+        spread = targets.var(-1, ddof=1).mean(-1) / true.values.var()
+        later = jnp.zeros((0, 1, 1)) if u is None else u[..., 2:]
+        sizes_of_u = jnp.stack([later.mean((1, 2)), later.max((1, 2))], -1)
+        return spread, jnp.mean(jnp.sum(powers * credits, -1), -1), sizes_of_u
+
+    def _look_up(self, networks: Network, data: Sequences) -> tuple[Array, Array]:
         """Q(x_t, a_t) `[settings, copies, T]` and V(x_t) `[settings, copies, T+1]` of all settings."""
 
         def at(each: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -239,103 +311,68 @@ def program(
         q, v = jnp.moveaxis(q, 0, 2), jnp.moveaxis(v, 0, 2)
         return jnp.take_along_axis(q[:, :, :-1], data.actions[None, ..., None], -1)[..., 0], v
 
-    def taken(data: Sequences) -> Array:
-        return jnp.take_along_axis(data.pi[..., :-1, :], data.actions[..., None], -1)[..., 0]
+    def _credits(self, data: Sequences, u: Array | None) -> Array:
+        """`[settings, batch, T]`."""
+        each_u = jnp.ones((self.count, *data.mu.shape)) if u is None else u[self.network_of]
+        per_sequence = jax.vmap(credit, (None, 0, 0, 0))
+        return jax.vmap(per_sequence, (0, None, None, 0))(self.settings, _pi_taken(data), data.mu, each_u)
 
-    def log_u(network: PathNetwork, data: Sequences) -> Array:
-        """log u `[batch, T]`; zero at the first two steps, where it is known."""
-        seen = jnp.concatenate([data.observations[:, :1], data.observations[:, 2:length]], 1)
-        features = network.trunk.features(patches(seen.astype(jnp.float32)))
-        action = jax.nn.one_hot(data.actions[:, 0], actions)
-        later = network(features[:, 1:], jnp.concatenate([features[:, 0], action], -1)[:, None])
-        return jnp.concatenate([jnp.zeros((len(later), 2)), later], 1)
+    def _targets(self, credits: Array, q: Array, v: Array, data: Sequences) -> Array:
+        """Targets of the first pairs, `[settings, batch]`."""
+        per_sequence = jax.vmap(first_target, (None, 0, 0, 0, 0, 0))
+        of_all = jax.vmap(per_sequence, (0, 0, 0, 0, None, None))
+        return of_all(self.settings, credits, q, v, data.rewards, self._discounts(data))
 
-    def u_step(paths: Paths, data: Sequences) -> tuple[Paths, Array]:
+    def _discounts(self, data: Sequences) -> Array:
+        return jnp.where(data.ended, 0.0, self.discount)
+
+    def _learn_u(self, paths: Paths, data: Sequences) -> tuple[Paths, Array]:
         """One step of the weight networks, and u `[clips, batch, T]` before it."""
-        ratios, discounts = taken(data) / data.mu, jnp.where(data.ended, 0.0, discount)
+        ratios, discounts = _pi_taken(data) / data.mu, self._discounts(data)
 
         def one(paths: Paths, clip: Array) -> tuple[Paths, Array]:
             clipped = clip_ratios(ratios, clip)
-            scores = partial(log_u, data=data)
-            paths, _, u = path_network.update(loss, paths, scores, clipped, discounts, clip=clip)
+            scores = partial(self._log_u, data=data)
+            paths, _, u = path_network.update(self.loss, paths, scores, clipped, discounts, clip=clip)
             return paths, u
 
-        return jax.vmap(one)(paths, jnp.asarray(clips))
+        return jax.vmap(one)(paths, jnp.asarray(self.clips))
 
-    def all_credits(data: Sequences, u: Array | None) -> Array:
-        """`[settings, batch, T]`."""
-        each_u = jnp.ones((len(settings), *data.mu.shape)) if u is None else u[places]
-        per_sequence = jax.vmap(credit, (None, 0, 0, 0))
-        return jax.vmap(per_sequence, (0, None, None, 0))(arrays, taken(data), data.mu, each_u)
+    def _log_u(self, network: PathNetwork, data: Sequences) -> Array:
+        """log u `[batch, T]`; zero at the first two steps, where it is known."""
+        seen = jnp.concatenate([data.observations[:, :1], data.observations[:, 2 : self.sizes.length]], 1)
+        features = network.trunk.features(patches(seen.astype(jnp.float32)))
+        action = jax.nn.one_hot(data.actions[:, 0], self.actions)
+        later = network(features[:, 1:], jnp.concatenate([features[:, 0], action], -1)[:, None])
+        return jnp.concatenate([jnp.zeros((len(later), 2)), later], 1)
 
-    def all_targets(credits: Array, q: Array, v: Array, data: Sequences) -> Array:
-        discounts = jnp.where(data.ended, 0.0, discount)
-        per_sequence = jax.vmap(first_target, (None, 0, 0, 0, 0, 0))
-        return jax.vmap(per_sequence, (0, 0, 0, 0, None, None))(
-            arrays, credits, q, v, data.rewards, discounts
-        )
+    def _fresh_u(self, key: Array) -> Paths:
+        units = self.sizes.units
+        trunk_key, head_key = jax.random.split(key)
+        trunk = self._network(1, trunk_key)
+        network = PathNetwork(units, units + self.actions, (units,), key=head_key, trunk=trunk)
+        return path_network.init(self.loss, network)
 
-    def measure(network: Network, true: Truth) -> Array:
-        q = network(patches(true.observations))
-        value = jnp.take_along_axis(q, true.actions[:, None], 1)[:, 0]
-        square = jnp.mean((value - true.values) ** 2 - true.errors**2)
-        return jnp.sqrt(jnp.maximum(square, 0)) / true.values.std()
+    def _network(self, outputs: int, key: Array) -> Network:
+        shape = {"filters": self.sizes.filters, "units": self.sizes.units}
+        return Network(self.game.observation_shape, outputs, **shape, key=key)
 
-    def probe(agents: Agents, true: Truth) -> tuple[Array, Array, Array]:
-        data = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), true.probes)
-        q, v = look_up(agents.q, data)
-        u = None
-        if agents.u is not None:
-            scores = jax.vmap(partial(log_u, data=data))(agents.u.average)
-            u = jax.vmap(path_network.mean_products)(scores, jnp.asarray(clips))
-        credits = all_credits(data, u)
-        targets = all_targets(credits, q, v, data).reshape(len(settings), sizes.probes, sizes.repeats)
-        discounts = jnp.where(data.ended, 0.0, discount)
-        powers = jnp.concatenate([jnp.ones((len(discounts), 1)), jnp.cumprod(discounts, 1)[:, :-1]], 1)
-        spread = targets.var(-1, ddof=1).mean(-1) / true.values.var()
-        later = jnp.zeros((0, 1, 1)) if u is None else u[..., 2:]
-        sizes_of_u = jnp.stack([later.mean((1, 2)), later.max((1, 2))], -1)
-        return spread, jnp.mean(jnp.sum(powers * credits, -1), -1), sizes_of_u
 
-    def phase(
-        pi: Policy, mu: Policy, true: Truth | None, agents: Agents, key: Array
-    ) -> tuple[Agents, Evaluation | None]:
-        play_key, draw_key = jax.random.split(key)
-        states, data = rollout(game, pi, mu, agents.states, play_key, sizes.steps)
-        q_table, v_table = look_up(agents.q, data)
+def _copies(tree: Any, count: int) -> Any:
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), tree)
 
-        def update(agents: Agents, key: Array) -> tuple[Agents, None]:
-            copy_key, start_key = jax.random.split(key)
-            copies = jax.random.randint(copy_key, (sizes.batch, 1), 0, sizes.environments)
-            starts = jax.random.randint(start_key, (sizes.batch, 1), 0, sizes.steps - length + 1)
-            times = starts + jnp.arange(length + 1)
-            batch = Sequences(
-                *(x[copies, times if k in (0, 4) else times[:, :-1]] for k, x in enumerate(data))
-            )
-            q, v = q_table[:, copies, times[:, :-1]], v_table[:, copies, times]
-            paths, u = (None, None) if agents.u is None else u_step(agents.u, batch)
-            targets = all_targets(all_credits(batch, u), q, v, batch)
-            seen = patches(batch.observations[:, 0].astype(jnp.float32))
 
-            def square(network: Network, target: Array) -> Array:
-                value = jnp.take_along_axis(network(seen), batch.actions[:, :1], 1)[:, 0]
-                return jnp.mean((value - target) ** 2)
+def _pi_taken(data: Sequences) -> Array:
+    """Target probabilities of the actions taken, `[…, T]`."""
+    return jnp.take_along_axis(data.pi[..., :-1, :], data.actions[..., None], -1)[..., 0]
 
-            gradients = jax.vmap(jax.grad(square))(agents.q, targets)
-            moves, q_optimiser = jax.vmap(adam.update)(gradients, agents.q_optimiser)
-            return Agents(optax.apply_updates(agents.q, moves), q_optimiser, paths, states), None
 
-        def between_reports(agents: Agents, keys: Array) -> tuple[Agents, Array]:
-            agents, _ = jax.lax.scan(update, agents, keys)
-            if true is None:
-                return agents, jnp.zeros(0)
-            return agents, jax.vmap(measure, (0, None))(agents.q, true)
-
-        keys = jax.random.split(draw_key, (sizes.reports, sizes.period // sizes.reports))
-        agents, errors = jax.lax.scan(between_reports, agents._replace(states=states), keys)
-        return agents, None if true is None else Evaluation(errors, *probe(agents, true))
-
-    return init, phase
+def _relative_error(network: Network, true: Truth) -> Array:
+    """`errors` of an `Evaluation`, of one network."""
+    q = network(patches(true.observations))
+    value = jnp.take_along_axis(q, true.actions[:, None], 1)[:, 0]
+    square = jnp.mean((value - true.values) ** 2 - true.errors**2)
+    return jnp.sqrt(jnp.maximum(square, 0)) / true.values.std()
 
 
 def check(settings: Sequence[Setting], sizes: Sizes) -> None:

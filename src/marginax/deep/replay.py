@@ -44,6 +44,10 @@ class Sequences(eqx.Module):
     next_observations: Float[Array, "*batch n"]
     valid: Bool[Array, "*batch"]
 
+    def discounts(self, discount: float) -> Float[Array, "*batch"]:
+        """γ, or 0 where step t ended the episode."""
+        return jnp.where(self.terminal, 0.0, discount)
+
 
 class Replay(eqx.Module):
     """A ring of transitions, one packed row each.
@@ -115,8 +119,8 @@ def sample(
         key: A JAX random key.
         batch: Number of sequences.
         length: Their length T, padding included.
-        newest: Draw only from this number of starts: the last ones that have all their steps stored.
         environments: Simulators whose transitions are stored in turn: a sequence stays in one of them.
+        newest: Draw only from this number of starts: the last ones that have all their steps stored.
         time_limits_end: Whether a time limit counts as the end of an episode, after which nothing is earned.
 
     Returns:

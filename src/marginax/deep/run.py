@@ -3,33 +3,31 @@
 A run's folder holds `run.json` (what was asked for, with all derived settings) and one folder for each of its *parts*.
 On an accelerator a run has one part: all agents in one program. On CPU every agent is a part, trained by a process of
 its own, so that seed k of a run of many equals the run of seed k alone, whatever the number of processes. Each part
-keeps its metrics, policies and checkpoint. A part whose process dies is started again and carries on from there.
+keeps its metrics, policies and checkpoint (`run_part`). A part whose process dies is started again and carries on from there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from marginax._files import load_json, save_json
-from marginax._folders import Lock, fetch, opened, push, whereabouts
-from marginax.deep.checkpoint import MANIFEST, manifest, tidy
+from marginax._folders import Lock, fetch, push, whereabouts
+from marginax.deep.checkpoint import CHECKPOINT, manifest
 from marginax.deep.metrics import agent_name, read_metrics
 from marginax.deep.run_config import PopulationConfig
-from marginax.deep.run_machine import on_accelerator, part_environment, spread_threads
+from marginax.deep.run_machine import on_accelerator, part_environment
+from marginax.deep.run_part import Sigterm, is_over, remove_temporary, status, tidy_part, train_part
 from marginax.engine import Engine, Task, processes
-from marginax.engine.interface import Sender
 from marginax.engine.processes import Child, cores
 
 SETTINGS = "run.json"
+_UNFINISHED = ("new", "stopped")  # states of parts that are yet to be trained
 _DEATHS = 5  # in a row, without a checkpoint in between
 Listener = Callable[[str, dict[str, Any]], None]
 
@@ -76,30 +74,15 @@ def _open_run(folder: Path, config: PopulationConfig, together: bool | None) -> 
             config.require_same(earlier.config.to_json(), folder)
         else:
             config.require_same({**earlier.config.to_json(), "seeds": list(config.seeds)}, folder)
-        run, seeds = Run(config, earlier.together), {*earlier.config.seeds, *config.seeds}
+        together, seeds = earlier.together, {*earlier.config.seeds, *config.seeds}
     else:
-        run, seeds = (
-            Run(config, (config.on_device or on_accelerator()) if together is None else together),
-            {*config.seeds},
-        )
+        seeds = {*config.seeds}
+        if together is None:
+            together = config.on_device or on_accelerator()
     stored = dataclasses.replace(config, seeds=tuple(sorted(seeds)))
-    _remove_temporary(folder)
-    save_json(folder / SETTINGS, {"config": stored.to_json(), "together": run.together})
-    return run
-
-
-def _remove_temporary(folder: Path) -> None:
-    """Remove what a killed process was writing; the caller holds the folder."""
-    for path in folder.glob(".?*.*.*"):  # .NAME.ENDING.RANDOM
-        path.unlink(missing_ok=True)
-
-
-def _tidy(folder: Path) -> None:
-    """Remove what a killed process left in a part's folder."""
-    _remove_temporary(folder)
-    found = manifest(folder / "checkpoint")
-    if found is not None:
-        tidy(folder / "checkpoint", found["files"])
+    remove_temporary(folder)
+    save_json(folder / SETTINGS, {"config": stored.to_json(), "together": together})
+    return Run(config, together)
 
 
 def load_run(folder: Path) -> Run:
@@ -118,18 +101,6 @@ def load_run(folder: Path) -> Run:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 
-def status(folder: Path, config: PopulationConfig) -> dict[str, Any]:
-    """How a part fares, from its checkpoint: `state` is `new`, `stopped`, `finished` or `diverged`."""
-    found = manifest(folder / "checkpoint")
-    meta: dict[str, Any] = {"step": 0, "failures": {}} if found is None else found["meta"]
-    failures = list(meta["failures"].values())
-    state = "finished" if meta["step"] >= config.steps else "stopped" if meta["step"] else "new"
-    out = {"state": state, "step": meta["step"], "failures": failures}
-    if failures and len(failures) == len(config.agents):
-        out |= {"state": "diverged", "reason": failures[0]["reason"]}
-    return out
-
-
 def run_metrics(folder: Path) -> list[dict[str, Any]]:
     """All lines of metrics of a run, part by part.
 
@@ -138,14 +109,14 @@ def run_metrics(folder: Path) -> list[dict[str, Any]]:
     """
     lines = []
     for name in load_run(folder).parts:
-        found = manifest(folder / name / "checkpoint")
+        found = manifest(folder / name / CHECKPOINT)
         lines += read_metrics(folder / name, found and found["meta"].get("metrics"))
     return lines
 
 
 def run_seconds(folder: Path) -> float:
     """How long the parts of a run have been trained, added up."""
-    found = [manifest(folder / name / "checkpoint") for name in load_run(folder).parts]
+    found = [manifest(folder / name / CHECKPOINT) for name in load_run(folder).parts]
     return sum(each["meta"].get("seconds", 0.0) for each in found if each is not None)
 
 
@@ -175,73 +146,109 @@ def train(
     Returns:
         The status of every part; a part that failed in another way than by diverging is `failed`, with its reason.
     """
-    until = None if seconds is None else time.time() + seconds
-    with Lock(folder), _Sigterm() as sigterm:
-        outcome = {name: status(folder / name, config) for name, config in run.parts.items()}
-        waiting = [name for name, found in outcome.items() if found["state"] in ("new", "stopped")]
-        for name in set(outcome) - set(waiting):
-            listen(name, outcome[name])
-            _tidy(folder / name)
-        side_by_side = 1 if run.together else max(1, min(workers or cores(), len(waiting)))
-        simulating = max(1, cores() - 1) if workers is None else workers
-        running: dict[str, Child] = {}
-        deaths: dict[str, tuple[int, int]] = {}
-
-        def begin(name: str) -> None:
-            (folder / name).mkdir(exist_ok=True)
-            arguments = {
-                **whereabouts(folder / name),
-                "config": run.parts[name].to_json(),
-                "workers": simulating if run.together else 0,
-                "checkpoint_minutes": checkpoint_minutes,
-                "keep_replay": keep_replay,
-                "until": until,
-            }
-            variables = part_environment(None if run.together else cores() // side_by_side)
-            log = folder / name / "worker.log"
-            running[name] = processes.start(train_part, arguments, name=name, environment=variables, log=log)
-
-        def end(name: str, found: dict[str, Any]) -> None:
-            running.pop(name).stop()
-            outcome[name] = found
-            listen(name, found)
-
+    orders = _orders(checkpoint_minutes, keep_replay, seconds)
+    with Lock(folder), Sigterm() as sigterm:
+        parts = _Parts(folder, run, workers, orders, listen)
         try:
-            while waiting or running:
-                over = sigterm.seen or (until is not None and time.time() >= until)
-                while waiting and len(running) < side_by_side and not over:
-                    begin(waiting.pop(0))
-                if not running:
+            while parts.waiting or parts.running:
+                if not (sigterm.seen or is_over(orders["until"])):
+                    parts.begin_waiting()
+                if not parts.running:
                     break
-                sigterm.forward(running.values())
-                ready = processes.wait(list(running.values()), timeout=0.2)
-                for name, child in [(n, c) for n, c in running.items() if c in ready]:
-                    try:
-                        message = child.receive()
-                        outcome[name]["step"] = message["step"]
-                        listen(name, message)
-                    except EOFError:
-                        end(name, child.result)
-                    except processes.ProcessFailed as error:
-                        end(name, _failed(name, outcome[name], error))
-                    except processes.ProcessDied as error:
-                        fetch(folder / name)
-                        step = status(folder / name, run.parts[name])["step"]
-                        before, count = deaths.get(name, (step, 0))
-                        count = count + 1 if step == before else 1
-                        deaths[name] = (step, count)
-                        if count > _DEATHS or sigterm.seen:
-                            end(name, _failed(name, {**outcome[name], "step": step}, error))
-                        else:
-                            running.pop(name)
-                            listen(name, {"state": "started again", "step": step, "reason": str(error)})
-                            begin(name)
+                sigterm.forward(parts.running.values())
+                parts.hear(timeout=0.2, ending=sigterm.seen)
         finally:
-            processes.stop(list(running.values()), grace=0)
+            processes.stop(list(parts.running.values()), grace=0)
         fetch(folder)
         if sigterm.seen:
             raise SystemExit(143)
-    return outcome
+    return parts.outcome
+
+
+class _Parts:
+    """The parts of a run on this machine: those that wait, the processes of those that train, and how all of them fare."""
+
+    def __init__(
+        self, folder: Path, run: Run, workers: int | None, orders: dict[str, Any], listen: Listener
+    ) -> None:
+        self.folder, self.configs, self.orders, self.listen = folder, run.parts, orders, listen
+        self.outcome = {name: status(folder / name, config) for name, config in self.configs.items()}
+        self.waiting = [name for name, found in self.outcome.items() if found["state"] in _UNFINISHED]
+        self.running: dict[str, Child] = {}
+        self._deaths: dict[str, tuple[int, int]] = {}  # at which step a part died, and how often
+        for name, found in self.outcome.items():
+            if name not in self.waiting:
+                listen(name, found)
+                tidy_part(folder / name)
+        if run.together:
+            self.side_by_side, self.threads = 1, None
+            self.simulating = max(1, cores() - 1) if workers is None else workers
+        else:
+            self.side_by_side = max(1, min(workers or cores(), len(self.waiting)))
+            self.threads, self.simulating = cores() // self.side_by_side, 0
+
+    def begin_waiting(self) -> None:
+        """Start as many of those that wait as there is room for."""
+        while self.waiting and len(self.running) < self.side_by_side:
+            self._begin(self.waiting.pop(0))
+
+    def hear(self, timeout: float, *, ending: bool) -> None:
+        """Take in a message of every process that has one; what has died begins again, unless all are `ending`."""
+        ready = processes.wait(list(self.running.values()), timeout=timeout)
+        for name, child in [(n, c) for n, c in self.running.items() if c in ready]:
+            try:
+                message = child.receive()
+                self.outcome[name]["step"] = message["step"]
+                self.listen(name, message)
+            except EOFError:
+                self._end(name, child.result)
+            except processes.ProcessFailed as error:
+                self._end(name, _failed(name, self.outcome[name], error))
+            except processes.ProcessDied as error:
+                self._begin_again(name, error, ending)
+
+    def _begin(self, name: str) -> None:
+        place = self.folder / name
+        place.mkdir(exist_ok=True)
+        self.running[name] = processes.start(
+            train_part,
+            _arguments(place, self.configs[name], self.simulating, self.orders),
+            name=name,
+            environment=part_environment(self.threads),
+            log=place / "worker.log",
+        )
+
+    def _end(self, name: str, found: dict[str, Any]) -> None:
+        self.running.pop(name).stop()
+        self.outcome[name] = found
+        self.listen(name, found)
+
+    def _begin_again(self, name: str, error: processes.ProcessDied, ending: bool) -> None:
+        """Begin a part again whose process has died, unless it keeps dying before its next checkpoint."""
+        fetch(self.folder / name)
+        step = status(self.folder / name, self.configs[name])["step"]
+        before, count = self._deaths.get(name, (step, 0))
+        count = count + 1 if step == before else 1
+        self._deaths[name] = (step, count)
+        if count > _DEATHS or ending:
+            self._end(name, _failed(name, {**self.outcome[name], "step": step}, error))
+            return
+        self.running.pop(name)
+        self.listen(name, {"state": "started again", "step": step, "reason": str(error)})
+        self._begin(name)
+
+
+def _orders(checkpoint_minutes: float, keep_replay: bool, seconds: float | None) -> dict[str, Any]:
+    """What every part is told: see `train_part`."""
+    until = None if seconds is None else time.time() + seconds
+    return {"checkpoint_minutes": checkpoint_minutes, "keep_replay": keep_replay, "until": until}
+
+
+def _arguments(
+    folder: Path, config: PopulationConfig, workers: int, orders: dict[str, Any]
+) -> dict[str, Any]:
+    """The arguments of `train_part` for a part with this folder."""
+    return {**whereabouts(folder), "config": config.to_json(), "workers": workers, **orders}
 
 
 def _failed(name: str, found: dict[str, Any], error: Exception) -> dict[str, Any]:
@@ -265,27 +272,21 @@ def train_elsewhere(
     """
     outcome: dict[str, dict[str, Any]] = {}
     tasks = []
-    until = None if seconds is None else time.time() + seconds
+    orders = _orders(checkpoint_minutes, keep_replay, seconds)
     with contextlib.ExitStack() as locks:
         for title, (folder, run) in runs.items():
             locks.enter_context(Lock(folder))
+            given = int(engine.cpus)
+            simulating, threads = (max(0, given - 1), None) if run.together else (0, given)
             for part, config in run.parts.items():
                 name, place = f"{title} {part}", folder / part
                 outcome[name] = status(place, config)
-                if outcome[name]["state"] not in ("new", "stopped"):
+                if outcome[name]["state"] not in _UNFINISHED:
                     listen(name, outcome[name])
                     continue
                 place.mkdir(exist_ok=True)
-                arguments = {
-                    **whereabouts(place),
-                    "config": config.to_json(),
-                    "workers": int(engine.cpus) - 1 if run.together else 0,
-                    "checkpoint_minutes": checkpoint_minutes,
-                    "keep_replay": keep_replay,
-                    "until": until,
-                }
-                variables = part_environment(None if run.together else int(engine.cpus))
-                tasks.append(Task(name, train_part, arguments, environment=variables))
+                arguments = _arguments(place, config, simulating, orders)
+                tasks.append(Task(name, train_part, arguments, environment=part_environment(threads)))
             push(folder)
 
         def hear(task: Task, message: Any) -> None:
@@ -302,102 +303,3 @@ def train_elsewhere(
         for folder, _ in runs.values():
             fetch(folder)
     return outcome
-
-
-class _Sigterm:
-    """Notes a SIGTERM instead of ending the process, and passes it on once."""
-
-    def __init__(self) -> None:
-        self.seen, self._sent = False, set[int]()
-
-    def __enter__(self) -> _Sigterm:
-        def note(number: int, frame: FrameType | None) -> None:
-            self.seen = True
-
-        self._before: Any = None
-        with contextlib.suppress(ValueError):  # signals belong to the main thread
-            self._before = signal.signal(signal.SIGTERM, note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-
-    def forward(self, children: Sequence[Child] | Any) -> None:
-        for child in children if self.seen else ():
-            if child.pid not in self._sent:
-                self._sent.add(child.pid)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGTERM)
-
-
-def train_part(
-    channel: Sender,
-    address: str,
-    below: str,
-    config: dict[str, Any],
-    workers: int,
-    checkpoint_minutes: float,
-    keep_replay: bool,
-    until: float | None,
-) -> dict[str, Any]:
-    """What a part's process does: train its population until it has its steps or a time of day, and say how far it is."""
-    settings = PopulationConfig.from_json(config)
-    with _Sigterm() as sigterm, opened(address, below) as place, _patient_lock(place):
-        if until is not None and time.time() >= until:  # it has waited for a free machine
-            return status(place, settings)
-        _tidy(place)
-        from marginax.deep.population import Population
-
-        with Population(settings, workers=workers, folder=place) as population:
-            push(place)
-            spread_threads()
-            marks: list[tuple[float, int]] = []
-            said, saved = 0.0, _saved(place)
-
-            def stop() -> bool:
-                late = until is not None and time.time() + population.seconds_to_save >= until
-                return sigterm.seen or late
-
-            def report(population: Population, lines: list[dict[str, Any]]) -> None:
-                nonlocal said, saved
-                if _saved(place) != saved:
-                    saved = _saved(place)
-                    push(place)
-                now = time.monotonic()
-                if lines or now - said >= 0.2:
-                    said = now
-                    marks.append((now, population.step))
-                    del marks[:-40]
-                    speed = (marks[-1][1] - marks[0][1]) / max(marks[-1][0] - marks[0][0], 1e-9)
-                    channel.send({"step": population.step, "speed": speed, "lines": lines})
-
-            options: dict[str, Any] = {"checkpoint_minutes": checkpoint_minutes, "keep_replay": keep_replay}
-            try:
-                population.run(stop=stop, report=report, **options)
-            finally:  # where it failed, if it did
-                channel.send({"step": population.step})
-        return status(place, settings)
-
-
-def _saved(folder: Path) -> int:
-    """When the last checkpoint was written."""
-    return (folder / "checkpoint" / MANIFEST).stat().st_mtime_ns
-
-
-@contextlib.contextmanager
-def _patient_lock(folder: Path) -> Iterator[None]:
-    """Hold a folder; wait a moment for the process of a killed command to end."""
-    for attempt in range(100):
-        lock = Lock(folder)
-        try:
-            lock.__enter__()
-            break
-        except RuntimeError:
-            if attempt == 99:
-                raise
-            time.sleep(0.1)
-    try:
-        yield
-    finally:
-        lock.__exit__(None, None, None)

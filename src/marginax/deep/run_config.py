@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marginax._checks import count
 from marginax.deep.config import AgentConfig, TD3Config, as_plain
 from marginax.deep.discrete_config import ActorCriticConfig, QConfig
 from marginax.deep.metrics import check_slugs
@@ -177,6 +178,12 @@ class Sizes:
     """Held-out pairs from which the variance of targets is measured."""
     repeats: int = 16
     """Sequences from each of those."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(Sizes):
+            if field.type is int:  # standard errors and variances need two of what they are over
+                least = 2 if field.name in ("pairs", "rollouts", "repeats") else 1
+                count(field.name, getattr(self, field.name), least)
 
     @property
     def updates(self) -> int:

@@ -161,7 +161,7 @@ class Chain(Experiment):
         columns = ("panel", "value", "operator", "iteration", "mean", "lower quartile", "upper quartile")
         write_csv(folder / "chain.csv", columns, rows)
         times = {
-            (method, clip): measures.reached(self._time(errors["clip", clip][i]), self.shown)
+            (method, clip): self._time(errors["clip", clip][i])
             for clip in self.clip
             for i, method in enumerate(METHODS)
         }
@@ -236,17 +236,16 @@ class Chain(Experiment):
                 axis.set_ylabel("relative error")
             report.legend_below(figure, axes, columns=3)
 
-    @staticmethod
-    def _time(curve: np.ndarray, first: float | None = None) -> int:
-        """The place among `shown` where a tenth of the first error is reached."""
-        return measures.time_to(curve, 0.1 * (float(curve[:, 0].mean()) if first is None else first))
+    def _time(self, curve: np.ndarray) -> str:
+        """The iteration at which a tenth of the first error is reached."""
+        return measures.reached(measures.time_to(curve, 0.1 * float(curve[:, 0].mean())), self.shown)
 
     def _table(self, errors: Mapping[tuple[str, Any], np.ndarray]) -> report.Table:
         rows = [
             (
                 f"{PANELS[name][1]} = {value:g}",
-                report.operator_style(method).label,
-                measures.reached(self._time(curve), self.shown),
+                _label(method),
+                self._time(curve),
                 measures.final(curve),
             )
             for (name, value), curves in errors.items()
@@ -261,91 +260,139 @@ class Chain(Experiment):
         )
 
     def _claims(self, errors: Mapping[tuple[str, Any], np.ndarray]) -> list[report.Claim]:
-        """The claims that the values of the panels allow: one value is compared with nothing."""
+        return _Figure1(self, errors).claims()
 
-        def of(name: str, value: Any, method: str) -> np.ndarray:
-            return errors[name, value][METHODS.index(method)]
 
-        default = {method: of("actions", self.actions[0], method) for method in METHODS}
-        first = float(default[ONE][:, 0].mean())
+class _Figure1:
+    """The paper's sentences on Figure 1, panel by panel, and ours; a panel with one value compares nothing.
 
-        def slower(x: np.ndarray, *others: np.ndarray) -> float:
-            """log2 of the ratio of the times to a tenth of the first error, to the fastest of the others."""
-            return float(np.log2(self._time(x, first) / min(self._time(y, first) for y in others)))
+    Attributes:
+        errors: Errors `[methods, seeds, shown]` by panel and value.
+        ends: Smallest and largest value of each panel.
+        varied: The panels with several values.
+        clips: The clips, the smallest first.
+        default: Errors of each method at the default setting.
+        first: One-step's first error there: times are those to a tenth of it.
+    """
 
-        def final_ratio(x: np.ndarray, y: np.ndarray) -> float:
-            return float(np.log10(measures.final(x)) - np.log10(measures.final(y)))
+    error = "log10 ratio of mean error over all iterations"
+    speed = "log2 ratio of iterations to a tenth of the first error"
 
-        error, speed = (
-            "log10 ratio of mean error over all iterations",
-            "log2 ratio of iterations to a tenth of the first error",
-        )
-        ends = {name: (min(getattr(self, name)), max(getattr(self, name))) for name in PANELS}
-        varied = {name for name, (low, high) in ends.items() if low < high}
-        low, high = ends["clip"]
-        clips = rf"$\bar c$ = {high:g} against {low:g}"
-        labels = {method: report.operator_style(method).label for method in METHODS}
-        # fmt: off
-        claims: list[tuple[str, str, str, Any, list[np.ndarray], dict[str, Any]]] = []
-        for name, text, where in (
-            ("actions", "more actions make evaluation harder", "Figure 1(a)"),
-            ("horizon", "longer horizons make evaluation harder", "Figure 1(b)"),
-        ):
-            few, many = ends[name]
-            summed = name == "actions"  # errors are sums over actions: compare averages
-            measure = error.replace("error", "error per action") if summed else error
-            claims += [
-                (f"{text} ({labels[method]})", where, f"{measure}, {many} against {few}", log_ratio,
-                 [of(name, value, method) / (value if summed else 1) for value in (many, few)], {"low": 0.0})
-                for method in PAPER if name in varied
-            ]
-        claims += [
-            ("the marginalized operator converges faster than Retrace (Monte Carlo or certainty-equivalent weights)",
-             "Figure 1(a), (b)", f"{speed}, default setting: Retrace against the faster of the two", slower,
-             [default[method] for method in (RETRACE, MONTE_CARLO, CERTAINTY)], {"low": 0.05, "main": True}),
-            ("Retrace outperforms the one-step operator",
-             "Figure 1(a), (b)", f"{speed}, default setting: one-step against Retrace", slower,
-             [default[ONE], default[RETRACE]], {"low": 0.05}),
+    def __init__(self, chain: Chain, errors: Mapping[tuple[str, Any], np.ndarray]) -> None:
+        self.errors = errors
+        self.ends = {name: (min(getattr(chain, name)), max(getattr(chain, name))) for name in PANELS}
+        self.varied = {name for name, (low, high) in self.ends.items() if low < high}
+        self.clips = sorted(set(chain.clip))
+        self.default = {method: self.of("actions", chain.actions[0], method) for method in METHODS}
+        self.first = float(self.default[ONE][:, 0].mean())
+
+    def of(self, name: str, value: Any, method: str) -> np.ndarray:
+        """Errors `[seeds, shown]` of a method."""
+        return self.errors[name, value][METHODS.index(method)]
+
+    def slower(self, x: np.ndarray, *others: np.ndarray) -> float:
+        """log2 of the ratio of the times to a tenth of the first error, to the fastest of the others."""
+        time, *times = (measures.time_to(each, 0.1 * self.first) for each in (x, *others))
+        return float(np.log2(time / min(times)))
+
+    @staticmethod
+    def final_ratio(x: np.ndarray, y: np.ndarray) -> float:
+        """log10 of the ratio of two final errors."""
+        return float(np.log10(measures.final(x)) - np.log10(measures.final(y)))
+
+    def claims(self) -> list[report.Claim]:
+        """All of them, in the order of the panels."""
+        return [
+            *self.harder("actions", "more actions make evaluation harder", "Figure 1(a)"),
+            *self.harder("horizon", "longer horizons make evaluation harder", "Figure 1(b)"),
+            *self.faster(),
+            *self.off_policy(),
+            *self.noise(),
+            *self.clip(),
         ]
-        off, on = ends["off_policy"]
-        claims += [
-            (f"nearer to on-policy all operators do better ({labels[method]})", "Figure 1(c)",
-             rf"{error}, $\beta$ = {off:g} against {on:g}", log_ratio,
-             [of("off_policy", off, method), of("off_policy", on, method)], {"low": 0.0})
-            for method in PAPER if "off_policy" in varied
+
+    # fmt: off
+    def harder(self, name: str, text: str, where: str) -> list[report.Claim]:
+        """Panels (a) and (b): errors at the largest value against those at the smallest."""
+        few, many = self.ends[name]
+        summed = name == "actions"  # errors are sums over actions: compare averages
+        measure = self.error.replace("error", "error per action") if summed else self.error
+        return [
+            report.claim(
+                f"{text} ({_label(method)})", where, f"{measure}, {many} against {few}", log_ratio,
+                *(self.of(name, value, method) / (value if summed else 1) for value in (many, few)), low=0.0)
+            for method in PAPER if name in self.varied
         ]
-        noise = ends["noise"][1]
-        claims += [
-            (f"with a noisy reward, a higher final error than one-step ({labels[method]})", "Figure 1(a) to (d)",
-             rf"log10 ratio of final errors to one-step's, $\sigma$ = {noise:g}; final errors are proportional "
-             "to the noise, so the ratio is the same at every level", final_ratio,
-             [of("noise", noise, method), of("noise", noise, ONE)], {"low": 0.0})
+
+    def faster(self) -> list[report.Claim]:
+        """Panels (a) and (b): the operators at the default setting."""
+        default, setting = self.default, f"{self.speed}, default setting"
+        return [
+            report.claim(
+                "the marginalized operator converges faster than Retrace (Monte Carlo or certainty-equivalent weights)",
+                "Figure 1(a), (b)", f"{setting}: Retrace against the faster of the two", self.slower,
+                *(default[method] for method in (RETRACE, MONTE_CARLO, CERTAINTY)), low=0.05, main=True),
+            report.claim(
+                "Retrace outperforms the one-step operator",
+                "Figure 1(a), (b)", f"{setting}: one-step against Retrace", self.slower,
+                default[ONE], default[RETRACE], low=0.05),
+        ]
+
+    def off_policy(self) -> list[report.Claim]:
+        """Panel (c): errors furthest from on-policy against those nearest to it."""
+        off, on = self.ends["off_policy"]
+        return [
+            report.claim(
+                f"nearer to on-policy all operators do better ({_label(method)})", "Figure 1(c)",
+                rf"{self.error}, $\beta$ = {off:g} against {on:g}", log_ratio,
+                self.of("off_policy", off, method), self.of("off_policy", on, method), low=0.0)
+            for method in PAPER if "off_policy" in self.varied
+        ]
+
+    def noise(self) -> list[report.Claim]:
+        """Panel (d): final errors against one-step's at the largest noise."""
+        noise = self.ends["noise"][1]
+        return [
+            report.claim(
+                f"with a noisy reward, a higher final error than one-step ({_label(method)})", "Figure 1(a) to (d)",
+                rf"log10 ratio of final errors to one-step's, $\sigma$ = {noise:g}; final errors are proportional "
+                "to the noise, so the ratio is the same at every level", self.final_ratio,
+                self.of("noise", noise, method), self.of("noise", noise, ONE), low=0.0)
             for method in (RETRACE, MONTE_CARLO) if noise > 0
         ]
-        if "clip" in varied:
-            claims.append(
-                (r"Retrace is unstable when $\bar c$ is large", "Figure 1(e)", f"{error}, {clips}", log_ratio,
-                 [of("clip", high, RETRACE), of("clip", low, RETRACE)], {"low": 0.0}))
-        claims += [
-            (text, "Figure 1(e)", rf"{error} to Retrace's, $\bar c$ = {high:g}", log_ratio,
-             [of("clip", high, method), of("clip", high, RETRACE)], {"high": 0.0})
+
+    def clip(self) -> list[report.Claim]:
+        """Panel (e): errors at the largest clip against those at the smallest, and against Retrace's."""
+        where, low, high = "Figure 1(e)", self.clips[0], self.clips[-1]
+        clips, stable = rf"$\bar c$ = {high:g} against {low:g}", "converges more stably than Retrace"
+        against_retrace = [
+            report.claim(
+                text, where, rf"{self.error} to Retrace's, $\bar c$ = {high:g}", log_ratio,
+                self.of("clip", high, method), self.of("clip", high, RETRACE), high=0.0)
             for method, text in (
-                (MONTE_CARLO, "the marginalized operator converges more stably than Retrace"),
-                (CERTAINTY, "beyond the paper: the marginalized operator with certainty equivalence converges more stably than Retrace"),
+                (MONTE_CARLO, f"the marginalized operator {stable}"),
+                (CERTAINTY, f"beyond the paper: the marginalized operator with certainty equivalence {stable}"),
             )
         ]
-        if "clip" in varied:
-            larger = sorted(set(self.clip))[1]
-            claims += [
-                (rf"beyond the paper: certainty equivalence at $\bar c$ = {larger:g} converges faster than Retrace "
-                 f"at {low:g}", "Figure 1(e)", f"{speed}, Retrace against marginalized", slower,
-                 [of("clip", low, RETRACE), of("clip", larger, CERTAINTY)], {"low": 0.05}),
-                (r"the marginalized operator's final error still increases with $\bar c$", "Figure 1(e)",
-                 f"log10 ratio of final errors, {clips}", final_ratio,
-                 [of("clip", high, MONTE_CARLO), of("clip", low, MONTE_CARLO)], {"low": 0.0}),
-            ]
-        # fmt: on
+        if "clip" not in self.varied:
+            return against_retrace
+        larger = self.clips[1]
         return [
-            report.claim(text, where, measure, statistic, *samples, **bounds)
-            for text, where, measure, statistic, samples, bounds in claims
+            report.claim(
+                r"Retrace is unstable when $\bar c$ is large", where, f"{self.error}, {clips}", log_ratio,
+                self.of("clip", high, RETRACE), self.of("clip", low, RETRACE), low=0.0),
+            *against_retrace,
+            report.claim(
+                rf"beyond the paper: certainty equivalence at $\bar c$ = {larger:g} converges faster than Retrace "
+                f"at {low:g}", where, f"{self.speed}, Retrace against marginalized", self.slower,
+                self.of("clip", low, RETRACE), self.of("clip", larger, CERTAINTY), low=0.05),
+            report.claim(
+                r"the marginalized operator's final error still increases with $\bar c$", where,
+                f"log10 ratio of final errors, {clips}", self.final_ratio,
+                self.of("clip", high, MONTE_CARLO), self.of("clip", low, MONTE_CARLO), low=0.0),
         ]
+    # fmt: on
+
+
+def _label(method: str) -> str:
+    return report.operator_style(method).label

@@ -93,14 +93,12 @@ class Options:
 def reproduce(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
     """Program name, function and remaining words of `marginax reproduce [EXPERIMENT] …`, for `cli` to parse."""
     known = ["all", *EXPERIMENTS]
-    place = next(
-        (
-            i
-            for i, (before, word) in enumerate(zip(["", *words], words, strict=False))
-            if (word in known and before != "--out") or (i == 0 and word[:1] != "-")
-        ),
-        None,
-    )
+    place = None
+    for i, (before, word) in enumerate(zip(["", *words], words, strict=False)):
+        # A first word that is no flag was meant as an experiment, even if there is none of that name.
+        if (word in known and before != "--out") or (i == 0 and word[:1] != "-"):
+            place = i
+            break
     name = "all" if place is None else checks.choice("EXPERIMENT", words[place], known)
     rest = [word for i, word in enumerate(words) if i != place]
     if name == "all":
@@ -225,22 +223,10 @@ def show(
         decay: λ of all traces.
         seed: seed of the garnet; by default 0.
     """
-    used = dict(SETTINGS[problem])
-    for name, value in {"actions": actions, "off_policy": off_policy, "noise": noise, "seed": seed}.items():
-        if value is not None and name not in used:
-            raise ValueError(
-                f"--{name.replace('_', '-')} is no setting of the problem {problem}, got {value}"
-            )
-        if value is not None:
-            used[name] = value
-    if problem == "chain":
-        mdp, pi, mu = mx.problems.chain(n, used["actions"], used["off_policy"], used["noise"], discount)
-    elif problem == "open-world":
-        mdp, pi, mu = mx.problems.open_world(n, discount)
-    else:
-        mdp, pi, mu = mx.problems.garnet(n, branching=min(3, n), discount=discount, **used)
+    given = {"actions": actions, "off_policy": off_policy, "noise": noise, "seed": seed}
+    mdp, pi, mu = _problem(problem, n, discount, {k: v for k, v in given.items() if v is not None})
     rich.console.Console().print(f"{mdp!r}", highlight=False)
-    used = {
+    traces = {
         "one-step": mx.traces.one_step(pi, mu),
         "tree backup": mx.traces.tree_backup(pi, mu, decay=decay),
         "Q(λ)": mx.traces.q_lambda(pi, mu, decay=decay),
@@ -248,7 +234,7 @@ def show(
         "importance sampling": decay * mx.traces.importance_sampling(pi, mu),
     }
     rows = []
-    for name, c in used.items():
+    for name, c in traces.items():
         operator = mx.multi_step(mdp, pi, mu, c)
         rates = operator.contraction_rates()
         start = float(mdp.initial @ (mu * rates).sum(axis=1))
@@ -272,6 +258,21 @@ def show(
             ("state", *(f"a{a}" for a in range(mdp.num_actions))),
             [(str(state), *(f"{value:.4f}" for value in row)) for state, row in enumerate(mdp.q_values(pi))],
         )
+
+
+def _problem(name: str, n: int, discount: float, given: dict[str, Any]) -> "mx.problems.Problem":
+    """A problem of `show` by its name, its size, and what was given of its own settings."""
+    for setting, value in given.items():
+        if setting not in SETTINGS[name]:
+            raise ValueError(
+                f"--{setting.replace('_', '-')} is no setting of the problem {name}, got {value}"
+            )
+    used = SETTINGS[name] | given
+    if name == "chain":
+        return mx.problems.chain(n, used["actions"], used["off_policy"], used["noise"], discount)
+    if name == "open-world":
+        return mx.problems.open_world(n, discount)
+    return mx.problems.garnet(n, branching=min(3, n), discount=discount, **used)
 
 
 def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

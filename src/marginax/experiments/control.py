@@ -13,7 +13,7 @@ import tyro
 from marginax import report
 from marginax._checks import choice, last_given
 from marginax.deep.config import TD3_PRESETS, TD3Config
-from marginax.deep.metrics import check_slugs
+from marginax.deep.metrics import check_slugs, slug
 from marginax.deep.run_config import PopulationConfig
 from marginax.engine import Engine
 from marginax.experiments.runner import Arrays, Experiment, Part, flag, smaller
@@ -83,6 +83,7 @@ else:
     OperatorName = Literal[tuple(CHANGES)]
 _HANDLING = ("time_limit", "checkpoint_minutes", "report_only")  # flags that change no result
 OPERATORS = ("one-step", "retrace-paper", "retrace", "marginalized-paper", "marginalized-regression")
+Work = tuple[str, Path, PopulationConfig]  # a task, the folder of its run, and what is trained on it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,43 +199,52 @@ class Control(Experiment):
 
     def prepared(self, folder: Path, workers: int | None, engine: Engine) -> "Control":
         """Train all tasks, or as much of them as the time limit allows (then `SystemExit`)."""
-        from marginax.deep.command import Display
-        from marginax.deep.metrics import slug
-        from marginax.deep.run import open_run, run_metrics, train, train_elsewhere
+        from marginax.deep.run import run_metrics
         from marginax.simulators import make
         from marginax.simulators.registry import check_actions
 
         end = time.monotonic() + seconds(self.time_limit) if self.time_limit else None
-        configs = {task: self.population(task) for task in self.tasks}  # find mistakes before anything is run
-        for task in () if self.report_only else self.tasks:
-            check_actions(task, make(task, seed=0, allow_import=True), discrete=False)
-        if engine.remote and not self.report_only:
-            together = engine.gpus > 0
-            runs = {
-                t: (folder / slug(t), open_run(folder / slug(t), c, together=together))
-                for t, c in configs.items()
-            }
-            names = [f"{task} {part}" for task, (_, run) in runs.items() for part in run.parts]
-            options: dict[str, Any] = {
-                "checkpoint_minutes": self.checkpoint_minutes,
-                "keep_replay": False,
-            }
-            with Display("control", self.steps, names) as display:
-                left = None if end is None else max(0.0, end - time.monotonic())
-                outcome = train_elsewhere(engine, runs, seconds=left, listen=display.listen, **options)
-            self._finish(outcome)
-        for task, config in {} if self.report_only or engine.remote else configs.items():
-            place = folder / slug(task)
-            run = open_run(place, config)
-            left = None if end is None else max(0.0, end - time.monotonic())
-            with Display(task, self.steps, list(run.parts)) as display:
-                options = {"checkpoint_minutes": self.checkpoint_minutes, "seconds": left}
-                outcome = train(
-                    place, run, workers=workers, keep_replay=False, listen=display.listen, **options
-                )
-            self._finish(outcome)
-        found = [run_metrics(folder / slug(task)) for task in self.tasks]
+        # Find mistakes before anything is run.
+        work = [(task, folder / slug(task), self.population(task)) for task in self.tasks]
+        if not self.report_only:
+            for task in self.tasks:
+                check_actions(task, make(task, seed=0, allow_import=True), discrete=False)
+            if engine.remote:
+                self._train_elsewhere(work, engine, end)
+            else:
+                self._train_here(work, workers, end)
+        found = [run_metrics(place) for _, place, _ in work]
         return dataclasses.replace(self, trained=hashlib.sha256(repr(found).encode()).hexdigest()[:12])
+
+    def _train_here(self, work: Sequence[Work], workers: int | None, end: float | None) -> None:
+        """One task after the other."""
+        from marginax.deep.display import Display
+        from marginax.deep.run import open_run, train
+
+        for task, place, config in work:
+            run = open_run(place, config)
+            options = self._options(end)
+            with Display(task, self.steps, list(run.parts)) as display:
+                outcome = train(place, run, workers=workers, listen=display.listen, **options)
+            self._finish(outcome)
+
+    def _train_elsewhere(self, work: Sequence[Work], engine: Engine, end: float | None) -> None:
+        """The parts of all tasks side by side, where the engine places them."""
+        from marginax.deep.display import Display
+        from marginax.deep.run import open_run, train_elsewhere
+
+        together = engine.gpus > 0
+        runs = {task: (place, open_run(place, config, together=together)) for task, place, config in work}
+        names = [f"{task} {part}" for task, (_, run) in runs.items() for part in run.parts]
+        options = self._options(end)
+        with Display("control", self.steps, names) as display:
+            outcome = train_elsewhere(engine, runs, listen=display.listen, **options)
+        self._finish(outcome)
+
+    def _options(self, end: float | None) -> dict[str, Any]:
+        """What training is told; `end` is when the time limit is over."""
+        left = None if end is None else max(0.0, end - time.monotonic())
+        return {"checkpoint_minutes": self.checkpoint_minutes, "keep_replay": False, "seconds": left}
 
     @staticmethod
     def _finish(outcome: dict[str, dict[str, Any]]) -> None:
@@ -251,7 +261,6 @@ class Control(Experiment):
 
     def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
         from marginax.deep.curves import curves_of
-        from marginax.deep.metrics import slug
         from marginax.deep.run import run_metrics, run_seconds
         from marginax.experiments import control_report
 

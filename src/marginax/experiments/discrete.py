@@ -97,20 +97,23 @@ class Discrete(Experiment):
 
     def quick(self) -> "Discrete":
         """Noisy Catch with small networks, on two cores."""
-        small: dict[str, Any] = {
-            "episodes": 100,
-            "frames": 40_960,
-            "environments": 16,
-            "hidden": 32,
-        }
-        small |= {
-            "batch_size": 32,
-            "updates": 1,
-            "replay_size": 8_192,
-            "operators": ("one-step", "retrace", "marginalized"),
-        }
-        small |= {"games": ("grid/noisy-catch",), "ablation": "", "actor_critic": (), "evaluations": 8}
-        return dataclasses.replace(smaller(self, type(self)(), **small), seeds=min(self.seeds, 5))
+        small = smaller(
+            self,
+            type(self)(),
+            games=("grid/noisy-catch",),
+            operators=("one-step", "retrace", "marginalized"),
+            frames=40_960,
+            evaluations=8,
+            episodes=100,
+            environments=16,
+            updates=1,
+            batch_size=32,
+            hidden=32,
+            replay_size=8_192,
+            ablation="",
+            actor_critic=(),
+        )
+        return dataclasses.replace(small, seeds=min(self.seeds, 5))
 
     def population(
         self, game: str, variants: Mapping[str, Mapping[str, Any]], frames: int
@@ -369,7 +372,7 @@ def of_all(returns: np.ndarray) -> np.ndarray:
     return returns.mean(1)
 
 
-def train(config: "PopulationConfig", report_to: Any = None) -> Arrays:
+def train(config: "PopulationConfig") -> Arrays:
     """Train a population in this process: the columns of its metrics as `[groups, seeds, evaluations]`, and the steps.
 
     A column that has no number, or a seed that diverged before it, is NaN; returns of such a seed stay as they were.
@@ -377,7 +380,7 @@ def train(config: "PopulationConfig", report_to: Any = None) -> Arrays:
     from marginax.deep.population import Population
 
     with Population(config) as population:
-        population.run(**({} if report_to is None else {"report": report_to}))
+        population.run()
     return as_arrays(config, population.lines)
 
 

@@ -162,19 +162,7 @@ class OpenWorld(Experiment):
         self._maps(folder, values)
         reverse = data["reverse-td"]["errors"] if "reverse-td" in data else np.empty((0, 0, 0))
         self._curves(folder, errors, reverse)
-        rows = [
-            (kind, clip, i + 1, float(curve[:, i].mean()), float(np.median(curve[:, i])))
-            for (kind, clip), curve in zip(self.runs(), errors, strict=True)
-            for i in range(self.iterations)
-        ]
-        write_csv(folder / "errors.csv", ("operator", "clip", "iteration", "mean", "median"), rows)
-        maps = [
-            (kind, clip, snapshot, state, float(value))
-            for (kind, clip), each in zip(self.runs(), values.mean(1), strict=True)
-            for snapshot, state_values in zip(self.snapshots, each, strict=True)
-            for state, value in enumerate(state_values)
-        ]
-        write_csv(folder / "values.csv", ("operator", "clip", "iteration", "state", "mean value"), maps)
+        self._write(folder, errors, values)
         moves = "k times, in the order of time" if self.visits == "each" else "once, towards the mean"
         low, high = self.clip
         runs, steps = self.runs(), np.arange(1, self.iterations + 1)
@@ -220,6 +208,21 @@ class OpenWorld(Experiment):
             claims=tuple(self._claims(errors, values)),
             data=("errors.csv", "values.csv"),
         )
+
+    def _write(self, folder: Path, errors: np.ndarray, values: np.ndarray) -> None:
+        rows = [
+            (kind, clip, i + 1, float(curve[:, i].mean()), float(np.median(curve[:, i])))
+            for (kind, clip), curve in zip(self.runs(), errors, strict=True)
+            for i in range(self.iterations)
+        ]
+        write_csv(folder / "errors.csv", ("operator", "clip", "iteration", "mean", "median"), rows)
+        maps = [
+            (kind, clip, snapshot, state, float(value))
+            for (kind, clip), each in zip(self.runs(), values.mean(1), strict=True)
+            for snapshot, state_values in zip(self.snapshots, each, strict=True)
+            for state, value in enumerate(state_values)
+        ]
+        write_csv(folder / "values.csv", ("operator", "clip", "iteration", "state", "mean value"), maps)
 
     def _maps(self, folder: Path, values: np.ndarray) -> None:
         mdp, pi, _ = self.problem()

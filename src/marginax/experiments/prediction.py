@@ -69,6 +69,7 @@ class Prediction(Sizes, Experiment):
     """Phases of half the period in which the policy to be evaluated is trained."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.games:
             raise ValueError("games must name at least one simulator, got none")
         for name in ("target_epsilon", "behaviour_epsilon"):

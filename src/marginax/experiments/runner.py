@@ -32,13 +32,8 @@ from marginax.engine import Engine, Outcome, Task, using
 
 Arrays = dict[str, np.ndarray]
 S = TypeVar("S")
-PRESENTATION = (
-    "_files",
-    "_folders",
-    "engine",
-    "report",
-    "experiments/runner",
-)  # no number of a part depends on them
+# No number of a part depends on these.
+PRESENTATION = ("_files", "_folders", "engine", "report", "experiments/runner")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,24 +188,21 @@ def _sources(name: str) -> list[Path]:
 
 @functools.cache
 def _imports(path: Path, changed: int) -> tuple[str, ...]:
+    """The dotted names of what a source file imports; `changed` is when it was, so that it is read again then."""
     root, names = Path(marginax.__file__).parents[1], list[str]()
-    tree = list(ast.walk(ast.parse(path.read_bytes())))
-    package = [
-        a.asname or a.name for n in tree if isinstance(n, ast.Import) for a in n.names if a.name == "marginax"
-    ]
-    for node in tree:
+    nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    aliases = [alias for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    package = {alias.asname or alias.name for alias in aliases if alias.name == "marginax"}
+    for node in nodes:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-        elif (
-            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in package
-        ):
-            names.append(
-                f"marginax.{marginax._FROM.get(node.attr, node.attr)}"
-            )  # mx.traces, or mx.multi_step
         elif isinstance(node, ast.ImportFrom):
             above = path.relative_to(root).with_suffix("").parts[: -node.level] if node.level else ()
             base = ".".join((*above, *([node.module] if node.module else [])))
             names += [f"{base}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute) and getattr(node.value, "id", None) in package:
+            # mx.traces, or mx.multi_step
+            names.append(f"marginax.{marginax._FROM.get(node.attr, node.attr)}")
     return tuple(names)
 
 

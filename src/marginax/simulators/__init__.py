@@ -1,4 +1,4 @@
-"""Simulators with continuous observations and actions, behind one small interface.
+"""Simulators with vectors as observations, and actions in a box or discrete ones, behind one small interface.
 
 `make(name, seed)` builds any of them; see [`Simulator`][marginax.simulators.Simulator] for what they share.
 `Pool` plays many agents in worker processes. Nothing here needs JAX, and each simulator's own packages are

@@ -1,4 +1,4 @@
-"""Simulators that are JAX programs (gymnax), to be stepped inside a compiled program, many at a time."""
+"""Simulators that are JAX programs (gymnax, grids), to be stepped inside a compiled program, many at a time."""
 
 from __future__ import annotations
 
@@ -69,9 +69,6 @@ def make_accelerated(name: str) -> AcceleratedSimulator:
     >>> make_accelerated("gymnax/Breakout-MinAtar").observation_shape
     (10, 10, 4)
     """
-    import jax
-    import jax.numpy as jnp
-
     family, _, task = name.partition("/")
     if family == "grid":
         from marginax.simulators.grids import GRIDS
@@ -85,14 +82,17 @@ def make_accelerated(name: str) -> AcceleratedSimulator:
     if family != "gymnax" or task not in gymnax.registered_envs:
         known = ", ".join(f"gymnax/{known}" for known in gymnax.registered_envs)
         raise ValueError(f"name must be a simulator on the accelerator, got {name!r}; there are {known}")
-    environment, params = gymnax.make(task)
+    return _of_gymnax(name, *gymnax.make(task))
+
+
+def _of_gymnax(name: str, environment: Any, params: Any) -> AcceleratedSimulator:
+    """A gymnax environment as ours: without its resets, and with the types that its state has at the start."""
+    import jax
+    import jax.numpy as jnp
+
     observations, actions = environment.observation_space(params), environment.action_space(params)
     count = int(actions.n) if hasattr(actions, "n") else None
     low, high = (0, count - 1) if count is not None else (actions.low, actions.high)
-    bounds = (
-        np.broadcast_to(np.float32(low), actions.shape or 1),
-        np.broadcast_to(np.float32(high), actions.shape or 1),
-    )
 
     def read(observation: Any) -> Any:
         if observations.shape:
@@ -115,8 +115,8 @@ def make_accelerated(name: str) -> AcceleratedSimulator:
         name,
         observation_shape=tuple(observations.shape) or (int(observations.n),),
         num_actions=count,
-        action_low=bounds[0].copy(),
-        action_high=bounds[1].copy(),
+        action_low=np.broadcast_to(np.float32(low), actions.shape or 1).copy(),
+        action_high=np.broadcast_to(np.float32(high), actions.shape or 1).copy(),
         time_limit=int(params.max_steps_in_episode),
         reset=reset,
         step=step,
@@ -129,11 +129,8 @@ class HostSimulator:
     def __init__(self, name: str, seed: int) -> None:
         self._functions = functions = make_accelerated(name)
         self._reset, self._step = _compiled(name)
-        self.observation_size, self.time_limit = (
-            int(np.prod(functions.observation_shape)),
-            functions.time_limit,
-        )
-        self.observation_shape = functions.observation_shape
+        self.observation_shape, self.time_limit = functions.observation_shape, functions.time_limit
+        self.observation_size = int(np.prod(functions.observation_shape))
         self.num_actions, self.action_size = functions.num_actions, len(functions.action_low)
         self.action_low, self.action_high = functions.action_low, functions.action_high
         self._observation = np.zeros(functions.observation_shape, np.float32)
@@ -185,11 +182,9 @@ class HostSimulator:
         if "state.0" not in state:
             self._state = None
             return
-        shape = jax.eval_shape(self._reset, *(np.uint32(0), np.uint32(0)))[0]
-        self._state = jax.tree.unflatten(
-            jax.tree.structure(shape),
-            [jnp.asarray(state[f"state.{i}"]) for i in range(len(jax.tree.leaves(shape)))],
-        )
+        start, _ = jax.eval_shape(self._reset, np.uint32(0), np.uint32(0))
+        leaves = [jnp.asarray(state[f"state.{i}"]) for i in range(len(jax.tree.leaves(start)))]
+        self._state = jax.tree.unflatten(jax.tree.structure(start), leaves)
 
     def render(self) -> np.ndarray:
         """The planes of a grid game's observation in one colour each, `[160, 160, 3]` for MinAtar."""

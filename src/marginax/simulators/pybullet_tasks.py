@@ -61,9 +61,8 @@ class PyBulletTask:
         self._render = render
         self._rotation, self._distance = np.eye(3), 0.0
         self._seed, self._episode, self._actions = seed, -1, list[np.ndarray]()
-        self._place_joints(
-            0
-        )  # the state that episodes start from holds a first start, as it does in the original
+        # The state that episodes start from holds a first start, as it does in the original.
+        self._place_joints(0)
         self._first_state = self._call("saveState")()
 
     def _well(self, height: float, pitch: float) -> bool:
