@@ -157,7 +157,7 @@ def test_numpy_and_lists_are_read_like_jax_arrays(loss, names):
         ValueError, match=rf"discounts must have shape \(7,\), that of {names[0]}, got \(1,\)"
     ):
         loss(**given | {"discounts": np.ones(1)})
-    with pytest.raises(ValueError, match=r"truncated must have shape \(7,\), one entry a step, got \(1,\)"):
+    with pytest.raises(ValueError, match=r"truncated must have shape \(7,\), one entry per step, got \(1,\)"):
         loss(**given | {"truncated": [False]})
 
 

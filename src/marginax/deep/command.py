@@ -222,7 +222,13 @@ def finish(outcome: dict[str, dict[str, Any]]) -> None:
         raise RuntimeError(f"{len(bad)} of {len(outcome)} did not finish. {'; '.join(reasons)}")
 
 
-def plot(runs: tyro.conf.Positional[tuple[Path, ...]], *, out: Path = Path(".")) -> None:
+def plot(
+    runs: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(help_behavior_hint="(one or more)")
+    ],
+    *,
+    out: Path = Path("."),
+) -> None:
     """Draw the learning curves of runs: interquartile means over seeds with bootstrap intervals.
 
     Args:
@@ -240,7 +246,7 @@ def plot(runs: tyro.conf.Positional[tuple[Path, ...]], *, out: Path = Path("."))
     check_writable(out)
     table = Table(box=None, header_style="bold")
     for name in ("simulator", "operator", "steps", "seeds", "failed", "final return", "mean of curve"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for curve in curves:
         cells = []
         for values in (curve.final, curve.area):

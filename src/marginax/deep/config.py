@@ -23,8 +23,7 @@ class AgentConfig:
     operator: str = "one-step"
     """The operator whose sampled estimate is the critic's target."""
     weights: Weights = "regression"
-    """How `marginalized` estimates its TD weights; `paths` learns the mean product u of the traces on the way to a state
-    alone, and keeps the trace of the action taken there exact."""
+    """How `marginalized` estimates its TD weights; `paths` learns the mean product u of the traces up to a state, and keeps the last trace exact."""
     sequence_length: int = 5
     """Steps of a replayed sequence; `one-step` needs, and takes, only 1."""
     decay: float = 0.7
@@ -36,8 +35,7 @@ class AgentConfig:
     exact_first_weight: bool = True
     """Whether start-conditioned weights are 1 at the start itself, as they are where no state is met twice."""
     normalisation: Normalisation = "none"
-    """What is done to the weights of a batch: `none`; `mean`: divided by their mean; `power`, the paper's: raised to
-    `normalisation_power`, then divided by their mean. It makes all credits nearly equal. Both need all later steps."""
+    """How the weights of a batch are normalised: `mean` divides them by their mean; `power`, the paper's, first raises them to `normalisation_power`."""
     normalisation_power: float = 0.1
     """The paper's T."""
     weight_learning_rate: float = 1e-4
@@ -49,8 +47,7 @@ class AgentConfig:
     weight_critic_learning_rate: float = 1e-3
     """Adam's step size for the weights' adversary."""
     weight_critic_penalty: float = 1.0
-    """Factor of half the square of `saddle-point`'s critic before its tanh: it keeps the tanh from saturating and
-    leaves the solution as it is. 0 is the paper's."""
+    """Factor of half the square of `saddle-point`'s critic before its tanh, which keeps the tanh from saturating; 0 is the paper's."""
     discount: float = 0.99
     """γ."""
     learning_rate: float = 3e-4
@@ -207,9 +204,7 @@ class TD3Config(AgentConfig):
     operator: Operator = "one-step"
     """The operator whose sampled estimate is the critic's target."""
     target_steps: TargetSteps | None = None
-    """Which steps after the first a `marginalized` target reads: `all` of the sequence, or `one` drawn at random,
-    which costs about as much as two one-step targets whatever the length, and is a little noisier. None: `one` for
-    `regression` without normalisation, which learned as well that way, and `all` for the others, which need all."""
+    """Which later steps a `marginalized` target reads: `all`, or `one` drawn at random, which is faster; None: `one` for `regression`, else `all`."""
     trace_temperature: float = 1.0
     """Power of the ratio π/μ in the traces: 1 is the paper's, less is softer."""
     trace_scale: float | None = None
@@ -235,13 +230,11 @@ class TD3Config(AgentConfig):
     actor_scale: float = 1.0
     """Factor of the first weights of the actor's last layer: small ones begin with actions near 0."""
     saturation_penalty: float = 0.01
-    """Factor of the mean square of the actor's output before its tanh, added to its loss: it keeps actions from the
-    corners of the box while all values are still alike."""
+    """Factor of the mean square of the actor's output before its tanh, added to its loss: it keeps actions from the corners of the box."""
     actor_after: int = 0
     """Updates of the critics before the actor's first."""
     policy_delay: int = 2
-    """Updates of the critics for one update of the actor, the target networks and the TD weights: every such
-    number of updates, counted from the first of the run, the last one moves them as well."""
+    """Updates of the critics for one of the actor, the target networks and the TD weights."""
 
     kind: ClassVar[str] = "td3"
     discrete: ClassVar[bool] = False

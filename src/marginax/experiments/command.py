@@ -288,10 +288,13 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str
         while last < len(columns) and needed + widths[last] <= width:
             needed += widths[last]
             last += 1
-        table = rich.table.Table(title=title, title_justify="left")
+        table = rich.table.Table()
         for i in (0, *range(first, last)):
             table.add_column(columns[i], justify="right" if i else "left", no_wrap=True)
         for row in rows:
             table.add_row(row[0], *row[first:last])
-        rich.console.Console(width=max(width, needed)).print(table)
+        console = rich.console.Console(width=max(width, needed))
+        if first == 1:
+            console.print(title, style="italic", highlight=False)
+        console.print(table)
         first = last

@@ -100,8 +100,7 @@ class Control(Experiment):
     tasks: tuple[str, ...] = TASKS
     """Simulators by name."""
     operators: tuple[OperatorName, ...] = OPERATORS
-    """Operators by name (`-paper`: the paper's form of the target; its TD weights here see the start pair, and their critic is
-    penalised), or options of one-step TD3."""
+    """Operators by name (`-paper`: the paper's form of the target), or options of one-step TD3."""
     steps: int = 1_000_000
     """Environment steps of each agent."""
     evaluate_every: int = 10_000
@@ -109,8 +108,7 @@ class Control(Experiment):
     episodes: int = 5
     """Episodes of an evaluation."""
     preset: str = "spinning-up"
-    """Where the agent's settings start: `spinning-up`, on which the paper's agent is built, or `default`, with which fewer
-    seeds are left behind."""
+    """Where the agent's settings start: `spinning-up`, as the paper's agent does, or `default`, marginax's own."""
     agent: TD3Config = TD3Config.preset("spinning-up")  # noqa: RUF009
     """Settings of the agent under all operators; in Python, those of the preset unless given."""
     time_limit: str = ""

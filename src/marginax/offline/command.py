@@ -27,7 +27,7 @@ def evaluate(
     out: str | None = None,
     behaviour: str = "auto",
     encoding: str | None = None,
-    estimators: tuple[str, ...] = (),
+    estimators: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: all)")] = (),
     reward_range: tuple[float, float] | None = None,
     level: float = 0.95,
     network_steps: int = 1500,
@@ -49,7 +49,7 @@ def evaluate(
         behaviour: where behaviour probabilities come from: auto, logged, estimated, or a file with a table.
         encoding: the order of the labels, if states or actions are words: a JSON file such as encoding.json of an earlier
             evaluation, or sorted.
-        estimators: names of estimators to run; all that apply if omitted.
+        estimators: names of estimators to run, of those that apply.
         reward_range: least and largest possible reward; the log's own if omitted.
         level: level of the intervals.
         network_steps: gradient steps of each network, for data with observations.

@@ -111,7 +111,7 @@ def _floats(name: str, value: ArrayLike | None, like: Array | None = None) -> Ar
 def _of_length(name: str, array: Array, like: Array) -> Array:
     if array.ndim and array.shape != like.shape:
         raise ValueError(
-            f"{name} must have shape {like.shape}, one entry a step, but has shape {array.shape}."
+            f"{name} must have shape {like.shape}, one entry per step, but has shape {array.shape}."
         )
     return array
 

@@ -280,7 +280,7 @@ def _sequences(**arrays: ArrayLike) -> list[Array]:
 def _flags(name: str, value: ArrayLike, like: Array) -> Array:
     flags = jnp.asarray(value, bool)
     if flags.shape != like.shape:
-        raise ValueError(f"{name} must have shape {like.shape}, one entry a step, got {flags.shape}")
+        raise ValueError(f"{name} must have shape {like.shape}, one entry per step, got {flags.shape}")
     return flags
 
 
