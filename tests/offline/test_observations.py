@@ -1,5 +1,7 @@
 """Logs with observations: features against tables, networks against features, behaviour against what was logged."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from marginax.deep.networks import MLP
 from marginax.offline import Log, Training, evaluate
 from marginax.offline.behaviour import fit_behaviour
 from marginax.offline.features import Features, fit, prepare, target_probability
+from marginax.offline.log import join
 from marginax.offline.network_estimators import balanced, fitted_q, learn, moments_of
 from marginax.offline.networks import basis, expected, member, rows_of
 from marginax.offline.policies import FunctionPolicy
@@ -270,3 +273,26 @@ def test_a_policy_is_asked_with_states_as_the_log_has_them():
     np.testing.assert_array_equal(following, np.where(log.terminal, log.states, log.next_states))
     np.testing.assert_array_equal(starts, log.states[log.offsets[:-1]])
     assert pairs.following.actions.shape == (len(log), 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"steps": 0}, r"training\.steps must be at least 1, got 0"),
+        ({"hidden": (64, 0)}, r"training\.hidden must be at least 1, got 0"),
+        ({"rate": 0.0}, r"training\.rate must be positive, got 0"),
+        ({"polyak": 1.5}, r"training\.polyak must lie in \(0, 1\], got 1\.5"),
+        ({"members": 1}, r"training\.members must be at least 2, got 1"),  # one network has no spread
+    ],
+)
+def test_training_that_gives_no_interval_is_refused(settings, sentence):
+    log = log_of(softmax(0.5), episodes=10, steps=5)
+    with pytest.raises(ValueError, match=sentence):
+        evaluate(log, softmax(0.8), discount=GAMMA, training=Training(**settings))
+
+
+def test_a_log_of_observations_has_behaviour_probabilities_everywhere_or_nowhere():
+    """They were dropped in silence where one part had none."""
+    log = log_of(softmax(0.5), episodes=10, steps=5)
+    with pytest.raises(ValueError, match="present in one part of the log and not in another"):
+        join([log.select(np.arange(5)), replace(log.select(np.arange(5, 10)), behaviour=None)])

@@ -68,7 +68,7 @@ def train(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
             episodes: Episodes of an evaluation, on simulators of their own.
             checkpoint_minutes: Minutes between checkpoints.
             workers: Processes: seeds side by side on CPU, simulation on an accelerator; by default the cores.
-            overlap: Simulate while learning, with policies that are one block old.
+            overlap: Simulate while learning, with policies that are one block old; without effect on gymnax/ and grid/ simulators.
             track: Send the metrics to Weights & Biases as well, one run for each agent (`pip install wandb`).
             agent: The agent.
             preset: Where the settings of TD3 start, before the flags below: its defaults, Spinning Up's, or the paper's.

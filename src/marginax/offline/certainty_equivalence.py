@@ -20,7 +20,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from marginax._solve import Resolvent
-from marginax.offline.log import FOLDS, Accumulator, Log, divided
+from marginax.offline.log import FOLDS, HALF_LOGGED, Accumulator, Log, divided
 from marginax.offline.results import Estimate, Influence, effective_size
 from marginax.weights.empirical import EmpiricalMDP
 
@@ -106,7 +106,7 @@ class Counts(Accumulator):
                     f"which has {size} {name.split()[-1]}s"
                 )
         if self.has_behaviour is not None and self.has_behaviour != (log.behaviour is not None):
-            raise ValueError("behaviour probabilities are present in one part of the log and not in another")
+            raise ValueError(HALF_LOGGED)
 
 
 class Layers:

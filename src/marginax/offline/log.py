@@ -13,6 +13,7 @@ from marginax.trajectories import check_lengths, check_steps, step_name
 
 NO_SUCCESSORS = "nothing is left of the log: its episodes have one step, are truncated and come without their final observation"
 EMPTY = "the log is empty: there is no transition in it"
+HALF_LOGGED = "behaviour probabilities are present in one part of the log and not in another"
 _COLUMNS = ("states", "actions", "rewards", "next_states", "terminal", "behaviour", "rows")
 FOLDS = 2  # of episodes, for cross-fitting: doubly robust never meets its own data
 _LARGEST_LOG = 300.0  # products of ratios are cut at e^300, so that their squares stay finite
@@ -256,6 +257,8 @@ def join(logs: list[Log]) -> Log:
         raise ValueError(EMPTY)
     starts = np.cumsum([0] + [len(log) for log in logs])
     offsets = [log.offsets[:-1] + start for log, start in zip(logs, starts, strict=False)]
+    if len({log.behaviour is None for log in logs}) > 1:
+        raise ValueError(HALF_LOGGED)
     parts = {name: [getattr(log, name) for log in logs] for name in _COLUMNS}
     columns: dict[str, Any] = {
         name: None if any(x is None for x in part) else np.concatenate(part) for name, part in parts.items()

@@ -17,6 +17,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
+from marginax import _checks as checks
 from marginax.deep.networks import MLP
 from marginax.offline.features import Choices, Pairs
 from marginax.traces import clip_ratios
@@ -46,6 +47,14 @@ class Training:
     members: int = 5
     window: int = 8
     polyak: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "members", "window"):
+            checks.count(f"training.{name}", getattr(self, name))
+        for size in self.hidden:
+            checks.count("training.hidden", size)
+        checks.positive("training.rate", self.rate)
+        checks.step_size(self.polyak, "training.polyak")
 
 
 class Rows(eqx.Module):

@@ -169,6 +169,8 @@ def evaluate(
     horizon = None if horizon is None else checks.count("horizon", horizon)
     if horizon is not None and 0 < discount < 1 and discount**horizon < NEGLIGIBLE:
         horizon = None
+    training = training or Training()
+    checks.count("training.members", training.members, least=2)  # their spread is the interval
     request = Request(
         discount=discount,
         estimators=_estimators(estimators),
@@ -177,7 +179,7 @@ def evaluate(
         level=level,
         seed=checks.count("seed", seed, 0),
         progress=progress or (lambda _, parts: iter(parts)),
-        training=training or Training(),
+        training=training,
         horizon=horizon,
     )
     several = policy if isinstance(policy, Mapping) else {"policy": policy}
