@@ -50,8 +50,8 @@ class Options:
 
 def train(simulator: str, kind: str, steps: int, folder: str) -> None:
     """The command that is killed."""
-    from marginax.deep.command import Display
     from marginax.deep.config import TD3Config
+    from marginax.deep.display import Display
     from marginax.deep.run import open_run
     from marginax.deep.run import train as train_run
     from marginax.deep.run_config import PopulationConfig

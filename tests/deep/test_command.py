@@ -10,10 +10,11 @@ import pytest
 import rich.console
 
 from marginax.cli import main
-from marginax.deep.command import Display, finish
+from marginax.deep.command import finish
 from marginax.deep.config import TD3Config
 from marginax.deep.curves import curves_of, load_curves
 from marginax.deep.discrete_config import ActorCriticConfig, QConfig
+from marginax.deep.display import Display
 from marginax.deep.policy import Policy, load_policy
 from marginax.deep.run import open_run
 from marginax.deep.run_config import PopulationConfig

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from marginax.deep import checkpoint, replay, td3
-from marginax.deep.command import Display
 from marginax.deep.config import TD3Config
 from marginax.deep.curves import curves_of
 from marginax.deep.discrete_config import ActorCriticConfig, QConfig
+from marginax.deep.display import Display
 from marginax.deep.learner import AGENTS, Learner, Plan
 from marginax.deep.metrics import read_metrics
 from marginax.deep.population import Population

@@ -1,5 +1,7 @@
 """Policy evaluation with networks: targets against `marginax.targets`, truth against tables, and what is refused."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -159,6 +161,13 @@ def test_settings_share_the_data_and_nothing_else(catch):
 def test_what_cannot_run_is_refused(settings, sizes, message):
     with pytest.raises(ValueError, match=message):
         prediction.check(settings, Sizes(**sizes))
+
+
+def test_simulators_need_no_steps_before_the_first_that_is_kept(catch):
+    sizes = dataclasses.replace(SMALL, burn_in=0)
+    init, _ = prediction.program(catch[0], [Setting("peng")], PathLoss(), discount=0.9, sizes=sizes)
+    agents = init(uniform, jax.random.key(1))
+    assert len(jax.tree.leaves(agents.states)[0]) == sizes.environments
 
 
 def test_policies_that_do_not_fit_are_refused(catch):

@@ -20,8 +20,9 @@ from marginax.cli import main
 from marginax.deep.config import TD3Config
 from marginax.deep.metrics import METRICS, read_metrics
 from marginax.deep.population import Population
-from marginax.deep.run import load_run, open_run, run_metrics, status, train, train_elsewhere, train_part
+from marginax.deep.run import load_run, open_run, run_metrics, train, train_elsewhere
 from marginax.deep.run_config import PopulationConfig
+from marginax.deep.run_part import status, train_part
 from marginax.engine import Outcome
 from marginax.engine.local import Local
 

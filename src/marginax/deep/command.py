@@ -172,8 +172,8 @@ def _as_derived_before(
         return agent, evaluate_every
     earlier = load_run(out).config
     if len(earlier.groups) == 1 and earlier.kind == agent.kind:
-        open_ = [name for name in ("random_steps", "epsilon_steps") if getattr(agent, name, 0) is None]
-        agent = dataclasses.replace(agent, **{name: getattr(earlier.first, name) for name in open_})
+        unset = [name for name in ("random_steps", "epsilon_steps") if getattr(agent, name, 0) is None]
+        agent = dataclasses.replace(agent, **{name: getattr(earlier.first, name) for name in unset})
     return agent, earlier.evaluate_every if evaluate_every is None else evaluate_every
 
 

@@ -62,13 +62,18 @@ class Population:
 
     Attributes:
         step: Steps of each agent so far.
+        saved_until: Steps at the last checkpoint.
         seconds: How long they have been trained, over all interruptions.
         lines: Metrics: a line for each agent at each evaluation.
         learners: One for each run of neighbouring groups that may share a program.
+        layer_sizes: Layer sizes of the policies.
+        action_bounds: Lowest and highest actions.
+        names: The metrics of an update.
         pool: What simulates.
         newest: Policies `[agents, parameters]` after the last updates that were taken in.
         acting: Those that play; with `overlap`, of one block before.
         monitor: What was measured since the last lines, and who failed.
+        timing: Where the time went since this object was made.
 
     Raises:
         ValueError: If the folder holds another population, or a file in it is damaged.

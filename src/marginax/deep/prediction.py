@@ -388,11 +388,11 @@ def check(settings: Sequence[Setting], sizes: Sizes) -> None:
         raise ValueError(
             f"sizes.length must lie between 3 and the {sizes.steps} steps of a phase, got {sizes.length}"
         )
-    if not 1 <= sizes.probes <= sizes.pairs:
+    if sizes.probes > sizes.pairs:
         raise ValueError(
             f"sizes.probes must lie between 1 and the {sizes.pairs} held-out pairs, got {sizes.probes}"
         )
-    if sizes.reports < 1 or sizes.period % sizes.reports:
+    if sizes.period % sizes.reports:
         raise ValueError(
             f"sizes.period must be a multiple of sizes.reports, got {sizes.period} and {sizes.reports}"
         )

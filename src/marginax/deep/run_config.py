@@ -182,7 +182,7 @@ class Sizes:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(Sizes):
             if field.type is int:  # standard errors and variances need two of what they are over
-                least = 2 if field.name in ("pairs", "rollouts", "repeats") else 1
+                least = {"burn_in": 0, "pairs": 2, "rollouts": 2, "repeats": 2}.get(field.name, 1)
                 count(field.name, getattr(self, field.name), least)
 
     @property
