@@ -235,3 +235,15 @@ def test_a_level_is_printed_as_given_and_lines_fit(files, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "99.9% interval" in printed
     assert max(len(line) for line in printed.splitlines()) <= 80
+
+
+def test_policies_whose_names_begin_alike_stay_apart_in_the_table(files, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    names = [f"candidate_policy_{which}.npy" for which in ("one", "two")]
+    for name in names:
+        np.save(files / name, np.load(files / "pi.npy"))
+    words = ["evaluate", str(files / "log.csv"), "--discount", "0.9", "--estimators", "certainty-equivalence"]
+    assert cli.main([*words, "--policy", *(str(files / name) for name in names)]) == 0
+    printed = capsys.readouterr().out
+    first_column = "".join(re.findall(r"^ (\S+)", printed, re.MULTILINE))
+    assert all(name in first_column for name in names), printed

@@ -304,10 +304,18 @@ def test_a_std_that_is_none_is_refused(std, message):
         load_policy(lambda x: (np.zeros((len(x), 1)), std))(np.zeros((4, 2)))
 
 
-def test_answers_of_a_policy_that_are_no_table_name_it():
-    policy = load_policy(lambda x: [[1.0], [0.5, 0.5]])
-    with pytest.raises(ValueError, match="the policy <lambda> must be an array of real numbers"):
-        policy(np.zeros((2, 1)))
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([[1.0], [0.5, 0.5]], "the policy <lambda> must be an array of real numbers"),
+        (None, "the policy <lambda> returned None"),
+        (([["far"]] * 2, 1.0), "the mean of the policy <lambda> must be an array of real numbers"),
+        (([[0.0]] * 2, [[1.0], [np.inf]]), r"the std of the policy <lambda>\[1, 0\] = inf"),
+    ],
+)
+def test_answers_of_a_policy_that_are_no_numbers_name_it(answer, message):
+    with pytest.raises(ValueError, match=message):
+        load_policy(lambda x: answer)(np.zeros((2, 1)))
 
 
 def test_names_of_policies_are_strings():

@@ -143,6 +143,14 @@ def test_values_that_rewards_do_not_permit_are_cut_and_flagged():
     assert any("per-decision-is went beyond what rewards from" in note for note in result.notes)
 
 
+def test_the_interval_of_the_logs_own_return_stays_within_what_rewards_permit():
+    rewards = [0.0, 0.4, 1.0]
+    episodes = [{"states": [0], "actions": [0], "rewards": [r], "terminal": True} for r in rewards]
+    own = evaluate(Log.from_episodes(episodes), [[1.0]], discount=0.0).behaviour
+    assert (own.interval.low, own.interval.high) == (0.0, 1.0)
+    assert own.value == pytest.approx(np.mean(rewards))
+
+
 @pytest.mark.slow
 def test_a_truncated_log_is_compared_with_its_own_policy():
     """Logged for a few steps only, both policies are compared by values that bootstrap; the exact difference is in the interval."""

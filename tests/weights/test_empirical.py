@@ -132,6 +132,11 @@ def test_a_prior_counts_everywhere():
         np.testing.assert_allclose(counts.visits, 2.5)
 
 
+def test_no_prior_needs_no_table_of_all_transitions():
+    counts = EmpiricalMDP.empty(10**6, 1)
+    assert counts.with_prior(0.0) is counts
+
+
 def test_logged_probabilities_are_averaged_and_completed():
     counts = EmpiricalMDP.empty(1, 3).add(
         [0, 0, 0], [0, 0, 1], [0, 0, 0], ended=[False] * 3, behaviour=[0.4, 0.6, 0.2]

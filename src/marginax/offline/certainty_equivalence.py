@@ -285,10 +285,9 @@ def certainty_equivalence(
     supported = np.where(support, pi, 0.0)
     leave = np.clip(1.0 - supported.sum(axis=1), 0.0, 1.0)
     leave[leave < 1e-12] = 0.0
-    rows = np.arange(
-        0, s * a + 1, a
-    )  # of π as a matrix [S, S·A] that averages over the actions of each state
-    average = sp.csr_array((supported.ravel(), np.arange(s * a), rows), shape=(s, s * a))
+    # π as a matrix [S, S·A] that averages over the actions of each state.
+    begins = np.arange(0, s * a + 1, a)
+    average = sp.csr_array((supported.ravel(), np.arange(s * a), begins), shape=(s, s * a))
     starts = counts.starts if starts is None else starts
     episodes = float(starts.sum())
     starts = starts / episodes

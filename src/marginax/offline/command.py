@@ -175,6 +175,7 @@ def _table(title: str, columns: tuple[str, ...]) -> Any:
             name,
             justify="right" if i else "left",
             no_wrap=name in ("value", "estimator") or "interval" in name,
+            overflow="fold" if name == "policy" else "ellipsis",  # names that begin alike stay apart
         )
     return table
 

@@ -66,7 +66,7 @@ def conclude(
         verdict = compare(verdict, advantage, reason)
     return Evaluation(
         answers=answers,
-        behaviour=answer("behaviour", average, level=level, seed=seed),
+        behaviour=within(answer("behaviour", average, level=level, seed=seed), possible),
         advantage=advantage,
         verdict=verdict,
         diagnostics=diagnostics,

@@ -81,10 +81,15 @@ class FunctionPolicy:
             result = self.function(observations)
         except Exception as error:  # whatever a user's function raises
             raise ValueError(f"the policy {self.name} raised {_last_line(error)}") from error
+        if result is None:
+            raise ValueError(f"the policy {self.name} returned None, not probabilities or (mean, std)")
         if isinstance(result, tuple):
             if len(result) != 2:
                 raise ValueError(f"the policy {self.name} returned {len(result)} arrays, not (mean, std)")
-            mean, std = (np.asarray(part, dtype=np.float64) for part in result)
+            mean, std = (
+                checks.array(f"the {what} of the policy {self.name}", part)
+                for what, part in zip(("mean", "std"), result, strict=True)
+            )
             try:
                 std = np.broadcast_to(std, mean.shape)
             except ValueError:
@@ -95,8 +100,6 @@ class FunctionPolicy:
                 raise ValueError(
                     f"the policy {self.name} returned means of shape {mean.shape} for {len(observations)} observations"
                 )
-            if not (np.isfinite(mean).all() and np.isfinite(std).all()):
-                raise ValueError(f"the policy {self.name} returned a mean or std that is not finite")
             checks.non_negative(f"the std of the policy {self.name}", std)
             return mean, std
         table = checks.array(f"the policy {self.name}", result)

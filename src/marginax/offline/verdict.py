@@ -13,7 +13,8 @@ Estimators rest on different assumptions, and the rules choose among three famil
 3. Otherwise the family is taken that is usual, or another whose interval is clearly narrower (`_narrowest`).
 4. An interval wider than all returns of the log gives way to that of the episodes, or nothing is said (`_narrow_enough`).
 5. What contradicts the choice is held by its interval, and the choice itself widens it (`judge`).
-6. Trust needs a second family that agrees (`_agreement`) and no reservation (`_reservations`).
+6. Trust needs a second family that agrees, or enough effective episodes where no other family was run (`_agreement`), and no
+   reservation (`_reservations`).
 """
 
 from __future__ import annotations

@@ -265,12 +265,12 @@ class EmpiricalMDP(eqx.Module):
         """The counts with pseudo-counts: one number for every `(x, a, x')`, or a table `[S, A, S]`."""
         s, a = self.visits.shape
         pseudo = checks.array("prior", prior)
-        if pseudo.ndim == 0:
-            pseudo = np.full((s, a, s), pseudo)
-        checks.shaped("prior", pseudo.shape, (s, a, s))
+        if pseudo.ndim:
+            checks.shaped("prior", pseudo.shape, (s, a, s))
         checks.non_negative("prior", pseudo)
         if not pseudo.any():
-            return self
+            return self  # a table [S, A, S] may be larger than the memory
+        pseudo = np.broadcast_to(pseudo, (s, a, s))
         more: Any = (
             jnp.asarray(pseudo, self.visits.dtype) if self.dense else sp.csr_array(pseudo.reshape(s * a, s))
         )
