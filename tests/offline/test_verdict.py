@@ -319,6 +319,18 @@ def test_an_interval_wider_than_all_returns_gives_way_to_one_that_is_not():
     assert verdict_on(both, ess=3.0)[0].status == "cannot tell"
 
 
+def test_an_interval_that_says_nothing_does_not_agree():
+    """Both estimates are 1; the returns of the log span 10."""
+    for error, status in ((2.0, "trust"), (3.0, "caution")):  # widths of 7.8 and 11.8
+        answers = {"certainty-equivalence": (1.0, 0.1), "weighted-doubly-robust": (1.0, error)}
+        verdict, _, _ = verdict_on(answers)
+        assert (verdict.status, verdict.estimator) == (status, "certainty-equivalence")
+    assert "weighted-doubly-robust is wider than the range of returns in the log." in verdict.text[-1]
+    answers = {"certainty-equivalence": (1.0, 3.0), "weighted-doubly-robust": (1.0, 0.1)}
+    verdict, _, _ = verdict_on(answers)
+    assert verdict.text[0] == "Take weighted-doubly-robust: it has 100 effective episodes."
+
+
 @pytest.mark.parametrize(
     "diagnostics", [{"unsupported": 0.4, "unreachable": 0.0}, {"markov_fails": True, "markov_score": 8.0}]
 )

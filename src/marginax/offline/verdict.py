@@ -13,8 +13,8 @@ Estimators rest on different assumptions, and the rules choose among three famil
 3. Otherwise the family is taken that is usual, or another whose interval is clearly narrower (`_narrowest`).
 4. An interval wider than all returns of the log gives way to that of the episodes, or nothing is said (`_narrow_enough`).
 5. What contradicts the choice is held by its interval, and the choice itself widens it (`judge`).
-6. Trust needs a second family that agrees, or enough effective episodes where no other family was run (`_agreement`), and no
-   reservation (`_reservations`).
+6. Trust needs a second family that agrees, with an interval that says something, or enough effective episodes where there is no
+   other such family (`_agreement`), and no reservation (`_reservations`).
 """
 
 from __future__ import annotations
@@ -127,6 +127,10 @@ class Case:
     def on_states(self) -> list[Answer]:
         """The answers that are right only if the states hold all that matters, one of each family."""
         return ([] if self.model is None else [self.model]) + self.ratios[:1]
+
+    def too_wide(self, one: Answer) -> bool:
+        """Whether an interval is wider than the range of returns in the log, or has no finite width."""
+        return not np.isfinite(one.interval.width) or 0 < self.diagnostics["span"] < one.interval.width
 
     def score(self, one: Answer, other: Answer) -> float | None:
         """See `difference_score`."""
@@ -286,10 +290,10 @@ def _narrowest(case: Case) -> _Choice:
 
 def _narrow_enough(choice: _Choice, case: Case) -> _Choice:
     """The choice, or the fallback where the interval of the choice is wider than the range of returns in the log."""
-    chosen, fallback, span = choice.answer, case.fallback, float(case.diagnostics["span"])
-    if not _too_wide(chosen, span):
+    chosen, fallback = choice.answer, case.fallback
+    if not case.too_wide(chosen):
         return choice
-    if fallback is None or _too_wide(fallback, span):
+    if fallback is None or case.too_wide(fallback):
         needed = "more episodes are needed"
         if not np.isfinite(chosen.interval.width):
             needed = "a horizon or a discount below 1 would bound what rewards permit"
@@ -299,11 +303,6 @@ def _narrow_enough(choice: _Choice, case: Case) -> _Choice:
         )
     why = f"the interval of {chosen.name} is wider than the range of returns in the log"
     return _Choice(fallback, choice.compared, f"Take {fallback.name}: {why}.")
-
-
-def _too_wide(one: Answer, span: float) -> bool:
-    """Whether an interval is wider than the range of returns in the log, or has no finite width."""
-    return not np.isfinite(one.interval.width) or 0 < span < one.interval.width
 
 
 def _contradicting(choice: _Choice, case: Case) -> Answer | None:
@@ -321,16 +320,20 @@ def _agreement(chosen: Answer, case: Case) -> tuple[bool, str]:
     """Whether an estimate that rests on other assumptions agrees, or none is needed; and what stands behind the choice."""
     by_weights = chosen is case.episodes
     others = case.on_states if by_weights else [a for a in [case.episodes] if a is not None]
-    if others:
-        agrees = f"{others[0].name}, which rests on other assumptions, agrees ({others[0].value:.4g})"
+    telling = [a for a in others if not case.too_wide(a)]
+    if telling:
+        agrees = f"{telling[0].name}, which rests on other assumptions, agrees ({telling[0].value:.4g})"
         return True, f"Take {chosen.name}: {agrees}."
     if by_weights:
         return True, f"Take {chosen.name}: it has {case.effective}."
+    why = case.why_not_episodes()
+    if others:
+        why = f"the interval of {others[0].name} is wider than the range of returns in the log"
     tested = case.diagnostics.get("markov_degrees", 0) > 0
     return False, (
         f"Take {chosen.name}, if the states hold all that matters for what happens next"
         + (": a test of that found nothing, but" if tested else ": nothing in the log can check it, because")
-        + f" {case.why_not_episodes()}."
+        + f" {why}."
     )
 
 
