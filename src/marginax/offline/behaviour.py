@@ -55,8 +55,8 @@ class Calibration:
 def calibration(counts: EmpiricalMDP, table: np.ndarray | None = None) -> Calibration:
     """Compares logged (or given) behaviour probabilities with how often each action was taken.
 
-    Under the logged policy, Σ_n (1{a_n=a} - μ(a|x)) over the N(x) decisions in x has variance N(x) μ(1-μ); the sum of squares
-    in those units over all pairs is compared with its expectation.
+    Under the logged policy, Pearson's sum Σ_a N(x) (f(a|x) - μ(a|x))² / μ(a|x), of the frequencies f of the N(x) decisions in x,
+    is chi-squared, with as many degrees of freedom as there are actions, less one; see `_chi_squared_deviation`.
     """
     n = counts.visits
     total = n.sum(axis=1, keepdims=True)
@@ -66,11 +66,10 @@ def calibration(counts: EmpiricalMDP, table: np.ndarray | None = None) -> Calibr
         predicted, usable = mean_logged(counts), seen
     else:
         predicted, usable = table, np.broadcast_to(total > 0, n.shape)
-    spread = predicted * (1 - predicted)
-    terms = usable & (spread > 1e-9) & (total * np.minimum(predicted, 1 - predicted) >= 5)
-    squares = (np.broadcast_to(total, n.shape) * (frequency - predicted) ** 2)[terms] / spread[terms]
+    common = usable & (total * np.minimum(predicted, 1 - predicted) >= 5)
+    squares = divided(total * (frequency - predicted) ** 2, predicted) * common
+    deviation = _chi_squared_deviation(float(squares.sum()), predicted * common, common.sum(axis=1))
     impossible = usable & (predicted < 1e-12) & seen
-    deviation = float((squares.sum() - len(squares)) / np.sqrt(2 * len(squares))) if len(squares) else 0.0
     index = np.clip(np.digitize(predicted[usable], np.linspace(0, 1, 11)) - 1, 0, 9)
     weight = np.broadcast_to(total, n.shape)[usable]
     size = np.bincount(index, weight, minlength=10)
@@ -86,6 +85,27 @@ def calibration(counts: EmpiricalMDP, table: np.ndarray | None = None) -> Calibr
         deviation=np.inf if impossible.any() else deviation,
         error=float((n * np.abs(predicted - frequency))[usable].sum() / n.sum()),
     )
+
+
+def _chi_squared_deviation(squares: float, probabilities: np.ndarray, actions: np.ndarray) -> float:
+    """How far a sum of squares over states lies above its mean, in standard errors of a normal variable as improbable.
+
+    In a state the standardised frequencies of K actions with probabilities v² have covariance M = I - vvᵀ, so that the sum of their
+    squares has mean tr M and variance 2 tr M². The sum over states is taken as a multiple of a chi-squared variable with these
+    two moments, which is exact where no action is left out; its cube root is nearly normal (Wilson and Hilferty).
+
+    Args:
+        squares: the sum.
+        probabilities: [S, A] of the actions that count, zero for others.
+        actions: [S] their number.
+    """
+    length = probabilities.sum(axis=1)
+    mean = float((actions - length).sum())
+    variance = 2 * float((actions - 2 * length + length**2).sum())
+    if mean <= 0:
+        return 0.0
+    spread = variance / (9 * mean**2)  # 2 / (9 degrees of freedom)
+    return float((np.cbrt(squares / mean) - (1 - spread)) / np.sqrt(spread))
 
 
 def mean_logged(counts: EmpiricalMDP) -> np.ndarray:
