@@ -35,9 +35,8 @@ class Monitor:
         self.learned: list[list[list[float]]] = [[] for _ in range(count)]
         settings = [config.groups[label] for label, _ in config.agents]
         self._factors = np.array([each.divergence_factor for each in settings])
-        self._q_bounds = self._factors / np.array(
-            [1 - each.discount for each in settings]
-        )  # at rewards up to 1
+        # Of |Q|, for rewards up to 1.
+        self._q_bounds = self._factors / np.array([1 - each.discount for each in settings])
 
     def watch(self, transitions: Transitions, start: int) -> None:
         """Take in a block that begins after `start` steps; an agent whose simulator returns what is no number fails."""

@@ -130,8 +130,8 @@ class Progress(NamedTuple):
     """The weights as they were last read off the estimator; None if that is done for every trajectory."""
 
 
-def no_progress(q: Float[Array, "S A"], estimator: Estimator | None, refresh: Array | None) -> Progress:
-    """Where learning begins, if `refresh` has a flag for every trajectory, or is None because weights are read every time."""
+def initial_progress(q: Float[Array, "S A"], estimator: Estimator | None, refresh: Array | None) -> Progress:
+    """What learning begins with; weights are carried along only where `refresh` says for every trajectory whether they are read anew."""
     kept = estimator is not None and refresh is not None
     return Progress(q, estimator, jnp.zeros(q.shape * 2, q.dtype) if kept else None)
 

@@ -18,8 +18,8 @@ from marginax.learning._steps import (
     checked_policy,
     checked_table,
     estimator_of,
+    initial_progress,
     learn_from,
-    no_progress,
     with_seeds,
 )
 from marginax.trajectories import Trajectory
@@ -129,6 +129,6 @@ def _evaluate(trajectories, pi, c, estimator, step_size, initial, refresh, state
         return after, after.q if states is None else after.q[states]
 
     def one_seed(stream: Trajectory) -> Array:
-        return jax.lax.scan(iterate, no_progress(initial, estimator, refresh), (stream, refresh))[1]
+        return jax.lax.scan(iterate, initial_progress(initial, estimator, refresh), (stream, refresh))[1]
 
     return jax.vmap(one_seed)(trajectories)

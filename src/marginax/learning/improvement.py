@@ -16,8 +16,8 @@ from marginax.learning._steps import (
     check_estimator,
     checked_policy,
     estimator_of,
+    initial_progress,
     learn_from,
-    no_progress,
     with_seeds,
 )
 from marginax.mdp import TabularMDP
@@ -154,7 +154,7 @@ def _improve(
         return (pi, progress), Improvement(pi, progress.q)
 
     def one_seed(stream: Trajectory) -> Improvement:
-        start = initial, no_progress(jnp.zeros_like(initial), estimator, refresh)
+        start = initial, initial_progress(jnp.zeros_like(initial), estimator, refresh)
         return jax.lax.scan(iterate, start, (stream, refresh))[1]
 
     return jax.vmap(one_seed)(trajectories)

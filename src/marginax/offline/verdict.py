@@ -76,10 +76,12 @@ class Case:
 
     Attributes:
         lost: discounted probability of leaving the support of the log.
+        unreachable: the part of it where the behaviour policy never takes the action; the rest was missed by chance.
         aside: share of the steps that were set aside, while others of their kind were kept.
         hidden: share of the discounted future behind truncated steps.
         stops: whether it is large enough to count.
         suspicious: whether the behaviour probabilities look wrong.
+        effective: the effective number of episodes, in words.
         mean_weight_off: whether the mean weight of episodes lies off 1 beyond chance.
         model: the best answer of the model family, if there is one and the support permits it.
         ratios: answers of state ratios with enough effective episodes, the first choice first.
@@ -165,12 +167,12 @@ class _Choice:
     Attributes:
         answer: the answer.
         compared: number of families it was chosen from.
-        makeshift: why it was taken although it is not what one would want, in a sentence; empty where it is.
+        fallback_reason: why the fallback was taken, in a sentence; empty for any other choice.
     """
 
     answer: Answer
     compared: int = 1
-    makeshift: str = ""
+    fallback_reason: str = ""
 
 
 def judge(
@@ -205,7 +207,7 @@ def judge(
         return Judgement(Verdict("cannot tell", None, (*text, str(reason))))
 
     chosen, estimate = choice.answer, estimates.get(choice.answer.name)
-    agrees, sentence = (False, choice.makeshift) if choice.makeshift else _agreement(chosen, case)
+    agrees, sentence = (False, choice.fallback_reason) if choice.fallback_reason else _agreement(chosen, case)
     text.append(sentence)
     other = _contradicting(choice, case)
     if other is not None:
@@ -266,7 +268,7 @@ def _without_states(case: Case) -> _Choice:
     chosen = case.fallback
     if chosen is not None:
         sentence = f"Take {chosen.name}, which does not rest on the states: {case.effective}."
-        return _Choice(chosen, makeshift=sentence)
+        return _Choice(chosen, fallback_reason=sentence)
     few = f"{case.effective} are too few for it"
     why = case.why_not_episodes() if case.weighted is None else few
     raise CannotTell(f"Only importance sampling does not need this assumption, and {why}.")

@@ -351,7 +351,7 @@ def _step(
 def _better(
     problem: _Problem, last: tuple[FloatArray, FloatArray], mean: tuple[FloatArray, FloatArray]
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Of each column's last iterate and mean of iterates the one with the smaller duality gap, x and y, and that gap."""
+    """For each column x and y of the last iterate or of the mean of iterates, whichever has the smaller duality gap, and that gap."""
     gap_last, gap_mean = _duality_gap(problem, *last), _duality_gap(problem, *mean)
     use_mean = gap_mean < gap_last
     x, y = (np.where(use_mean, m, z) for m, z in zip(mean, last, strict=True))
@@ -359,10 +359,10 @@ def _better(
 
 
 def _rebalanced(balance: FloatArray, moved_x: FloatArray, moved_y: FloatArray) -> FloatArray:
-    """The balance moved towards the ratio of the ways that y and x went, by their geometric mean; kept if one stood still."""
-    way_x, way_y = np.linalg.norm(moved_x, axis=0), np.linalg.norm(moved_y, axis=0)
-    known = (way_x > 1e-12) & (way_y > 1e-12)
-    ratio = np.divide(way_y, way_x, out=np.ones_like(way_x), where=known)
+    """The geometric mean of the balance and of |Δy| / |Δx|, the ratio of the distances moved; unchanged where one of them is zero."""
+    distance_x, distance_y = np.linalg.norm(moved_x, axis=0), np.linalg.norm(moved_y, axis=0)
+    known = (distance_x > 1e-12) & (distance_y > 1e-12)
+    ratio = np.divide(distance_y, distance_x, out=np.ones_like(distance_x), where=known)
     return np.where(known, np.sqrt(ratio * balance), balance)
 
 
