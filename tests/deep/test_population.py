@@ -179,6 +179,15 @@ def test_returns_of_training_belong_to_the_block_they_ended_in(tmp_path):
     assert population.lines == whole.lines
 
 
+@pytest.mark.slow
+def test_returns_of_training_are_known_where_all_stays_on_the_accelerator():
+    """CartPole pays 1 a step, and uniform actions keep the pole up for 22 steps on average."""
+    agent = dataclasses.replace(DISCRETE["q-learning"], random_steps=4000)
+    settings = {"groups": {"a": agent}, "steps": 4000, "evaluate_every": 2000, "episodes": 1}
+    lines = run(PopulationConfig(simulator="gymnax/CartPole-v1", **settings)).lines
+    assert [line["train_return"] for line in lines] == pytest.approx([22.0, 22.0], abs=5.0)
+
+
 def test_what_is_no_number_is_null_in_the_metrics(tmp_path, capsys):
     """The evaluation earns NaN, no episode of training has ended, and nothing was learned."""
     agent = TD3Config(**{**SMALL, "update_after": 5000})
