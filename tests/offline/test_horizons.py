@@ -51,13 +51,14 @@ def test_certainty_equivalence_is_the_value_of_the_first_steps_in_the_empirical_
     np.testing.assert_allclose(model.q[-1], r)
 
 
-def test_the_influence_with_a_horizon_is_the_jackknife():
+@pytest.mark.parametrize("horizon", [1, 6])
+def test_the_influence_with_a_horizon_is_the_jackknife(horizon):
     _, pi, _, log = garnet_log(1, episodes=200)
 
     def estimate(part):
         counts = Counts(5, 3)
         counts.update(part)
-        model = certainty_equivalence(counts.whole, pi, 1.0, horizon=6)
+        model = certainty_equivalence(counts.whole, pi, 1.0, horizon=horizon)
         influence = ModelInfluence(model, counts.episodes)
         influence.update(part)
         return influence.estimate(counts.whole.visits)
@@ -91,17 +92,28 @@ def test_importance_sampling_of_the_first_steps_is_that_of_a_shorter_log():
     np.testing.assert_allclose(found.answers["per-decision-is"].value, total / 100, rtol=1e-9)
 
 
-@pytest.mark.parametrize("settings", [{"discount": 1.0, "horizon": 6}, {"discount": 0.9, "horizon": 3}])
-def test_every_estimator_finds_the_value_of_the_first_steps(settings):
+@pytest.mark.parametrize(("discount", "steps"), [(1.0, 6), (0.9, 3)])
+def test_every_estimator_finds_the_value_of_the_first_steps(discount, steps):
     mdp, pi, mu, _ = garnet_log(3)
     batch = mx.trajectories.sample(mdp, mu, jax.random.key(5), episodes=4000, horizon=8)
-    steps = settings["horizon"]
-    truth = value_of_steps(np.asarray(mdp.p), mdp.r, mdp.initial, pi, settings["discount"], steps)
-    result = evaluate(batch, pi, estimators=NAMES, **settings)
+    truth = value_of_steps(np.asarray(mdp.p), mdp.r, mdp.initial, pi, discount, steps)
+    result = evaluate(batch, pi, estimators=NAMES, discount=discount, horizon=steps)
     assert set(result.answers) == set(NAMES)
     for name, one in result.answers.items():
         assert abs(one.value - truth) < 4 * one.error, name
     assert result.settings["horizon"] == steps
+
+
+def test_the_discount_does_not_matter_for_the_first_step():
+    _, pi, _, log = garnet_log(3, episodes=200)
+    found, expected = (evaluate(log, pi, discount=d, horizon=1, estimators=NAMES) for d in (0.9, 0.0))
+    for name, one in found.answers.items():
+        other = expected.answers[name]
+        np.testing.assert_allclose(
+            [one.value, one.interval.low, one.interval.high],
+            [other.value, other.interval.low, other.interval.high],
+            err_msg=name,
+        )
 
 
 def test_a_log_shorter_than_the_horizon_is_bootstrapped():

@@ -187,7 +187,7 @@ class WeightedErrors:
         self, weights: np.ndarray, here: np.ndarray, v: np.ndarray, successors: Any, discount: float
     ) -> None:
         self.weights, self.discount, self.layers = weights.sum(axis=0), discount, len(weights)
-        self.here, self.v = here[0], v[0]
+        self.here, self.v = here[0], v[1]
         if self.layers > 1:
             table = sp.csr_array(successors)
             table.sort_indices()
@@ -250,9 +250,8 @@ class Model:
 
     def errors(self, log: Log) -> np.ndarray:
         """[N] r + γV(x') - Q(x,a) of each row, with the values of its step where there is a horizon."""
-        layered = len(self.q) > 1
-        t = np.minimum(log.times, len(self.q) - 1) if layered else 0
-        ahead = np.where(log.terminal, 0.0, self.v[t + 1 if layered else 0, log.following])
+        t = np.minimum(log.times, len(self.q) - 1) if len(self.q) > 1 else 0
+        ahead = np.where(log.terminal, 0.0, self.v[t + 1, log.following])
         return log.rewards + self.discount * ahead - self.q[t, log.states, log.actions]
 
 
