@@ -167,7 +167,7 @@ def edit(name, index, value):
 BROKEN = {
     "missing column": (
         lambda: columns(reward=None),
-        "no column for the reward .* its columns are 'episode', 'step'",
+        "^log.parquet has no column for the reward .* its columns are 'episode', 'step'",
     ),
     "terminal on the final observation": (
         lambda: columns(terminal=[False, False, True, False, False, True, True], truncated=None),
@@ -177,13 +177,39 @@ BROKEN = {
         lambda: columns(step=None, episode=[0.0, 0.0, None, 1.0, 1.0, 1.0, 2.0]),
         r"column 'episode': row 2 \(from 0\) has no episode",
     ),
+    "no date of an episode": (
+        lambda: columns(step=None, episode=np.array(["2024-01-01", "NaT"] + ["2024-01-02"] * 5, "M8[s]")),
+        r"column 'episode': row 1 \(from 0\) has no episode",
+    ),
+    "lists of rewards": (
+        lambda: columns(reward=[[0.0]] * 7),
+        r"^log.parquet: column 'reward' has an array of shape \(1,\) in each row, not a single value",
+    ),
+    "lists of episodes": (lambda: columns(episode=[[0]] * 7), "column 'episode' has an array of shape"),
+    "records": (
+        lambda: columns(episode=[{"id": 0}] * 7),
+        r"^log.parquet: column 'episode' cannot be read: it holds records",
+    ),
+    "words in lists": (
+        lambda: columns(state=[["a"]] * 7),
+        "^log.parquet: column 'state' cannot be read: could not convert string to float",
+    ),
+    "missing state": (lambda: edit("state", 4, None), "episode 1, step 1: the state is missing"),
+    "state beyond integers": (
+        lambda: columns(state=pa.array([0, 1, 2, 1, 2**63, 2, 2], pa.uint64())),
+        r"episode 1, step 1: state 9.*e\+18 is not an index",
+    ),
+    "dates as rewards": (
+        lambda: columns(reward=np.array(["2024-01-01"] * 7, "M8[s]")),
+        r"column 'reward' holds datetime64.*, and not real numbers",
+    ),
     "reward in words": (
         lambda: columns(reward=["0", "1", "-1", "bad", "0.25", None, "3"]),
         r"column 'reward', row 3 \(from 0\): 'bad' is not a number",
     ),
     "flag in words": (
         lambda: columns(terminal=["False", "False", "True", "yes", "False", None, "True"]),
-        r"column 'terminal', row 3 \(from 0\): 'yes' is not a number",
+        r"column 'terminal', row 3 \(from 0\): 'yes' is not true or false",
     ),
     "observation in words": (
         lambda: columns(state=None, obs_0=["0", "1", "x", "1", "0", "2", "2"], obs_1=[0.5] * 7),
@@ -414,9 +440,11 @@ def test_archives_frames_folders_and_compressed_files_give_the_log(tmp_path):
 
     same(open_data(Frame()).read(), log())
     same(open_data(pa.table(columns())).read(), log())
+    same(open_data(pa.record_batch(columns())).read(), log())
     path = write(tmp_path, columns(), "csv")
-    (tmp_path / "packed.csv.gz").write_bytes(gzip.compress(path.read_bytes()))
-    same(open_data(tmp_path / "packed.csv.gz").read(), log())
+    for name in ("packed.csv.gz", "PACKED.CSV.GZ"):
+        (tmp_path / name).write_bytes(gzip.compress(path.read_bytes()))
+        same(open_data(tmp_path / name).read(), log())
     parts = tmp_path / "parts"
     parts.mkdir()
     for i, rows in enumerate((slice(0, 3), slice(3, 7))):
@@ -442,6 +470,34 @@ def test_missing_cells_of_a_frame_s_nullable_columns():
             return Nullable(columns()[name])
 
     same(open_data(Frame()).read(), log())
+
+
+def test_columns_that_are_not_read_may_be_anything(tmp_path):
+    keep = [0, 1, 2, 3, 4, 6]
+    table = {k: [v[i] for i in keep] for k, v in columns().items()} | {"next_state": [1, 2, 0, 0, 2, 0]}
+    more = {"version": 3, "info": np.array([{}, None], object), 0: [1, 2]}
+    same(open_data(table | more).read(), log())
+    np.savez(tmp_path / "log.npz", **table, version=3, info=more["info"])
+    same(open_data(tmp_path / "log.npz").read(), log())
+    with pytest.raises(ValueError, match=r"^dict: the columns have different lengths: .*'behaviour': 1"):
+        open_data(table | {"behaviour": 0.5}).read()
+    np.savez(tmp_path / "objects.npz", **(table | {"reward": more["info"]}))
+    with pytest.raises(ValueError, match=r"^objects.npz: column 'reward' cannot be read: Object arrays"):
+        open_data(tmp_path / "objects.npz").read()
+    np.savez(tmp_path / "images.npz", **(table | {"state": np.zeros((6, 2, 2))}))
+    with pytest.raises(ValueError, match=r"^images.npz: column 'state' has an array of shape \(2, 2\)"):
+        open_data(tmp_path / "images.npz").read()
+
+
+@pytest.mark.parametrize("arrow", [True, False])
+def test_names_of_episodes_beyond_integers_stay_apart(tmp_path, monkeypatch, arrow):
+    """Without a column of steps, episodes that are taken for one another would be one."""
+    if not arrow:
+        monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
+    names = [10**20 + i for i in columns()["episode"]]
+    same(open_data(write(tmp_path, columns(step=None, episode=list(map(str, names))), "csv")).read(), log())
+    far = np.array(columns()["episode"]) * 1e19
+    same(open_data(write(tmp_path, columns(step=None, episode=far + 1e20), "parquet")).read(), log())
 
 
 def test_csv_without_pyarrow(tmp_path, monkeypatch):
@@ -517,6 +573,21 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path, suffix):
     same(open_data(path).read(), log())
 
 
+def test_separators_other_than_commas_are_named(tmp_path):
+    path = write(tmp_path, columns(), "csv")
+    for mark in ";\t|":
+        path.write_text(path.read_text().replace(",", mark))
+        with pytest.raises(ValueError, match=r"^log.csv has no comma in its first line"):
+            open_data(path)
+        path.write_text(path.read_text().replace(mark, ","))
+
+
+def test_hidden_files_of_a_folder_are_no_part_of_the_log(tmp_path):
+    (tmp_path / "._log.csv").write_bytes(b"\0\5")
+    write(tmp_path, columns(), "csv")
+    same(open_data(tmp_path).read(), log())
+
+
 def test_files_without_steps_hold_whole_episodes(tmp_path):
     """Two files that both have an episode 0 are not one episode of them."""
     for name in ("a", "b"):
@@ -581,14 +652,32 @@ def test_labels_of_numpy_archives_may_be_bytes(tmp_path):
     same(found.read(), open_data(words, "sorted").read())
 
 
-def test_numbers_of_a_long_csv_file_may_be_whole_or_missing_at_first(tmp_path, monkeypatch):
+def test_types_of_a_long_csv_file_fit_all_of_its_rows(tmp_path, monkeypatch):
     """pyarrow takes the types of columns from the first block."""
     monkeypatch.setattr("marginax.offline.columns.BLOCK", 256)
     path = tmp_path / "log.csv"
-    rows = [f"{i},1,{i},0,1,1,1" for i in range(50)] + ["50,0.5,0,0,1,0.5,0.25"]
-    path.write_text("\n".join(["episode,obs_0,obs_1,action,terminal,reward,behaviour", *rows]))
-    log = open_data(path).read()
-    np.testing.assert_array_equal(log.states[-2:], [[1, 49], [0.5, 0]])
-    assert log.rewards[-2:].tolist() == [1, 0.5]
-    assert log.behaviour[-2:].tolist() == [1, 0.25]
-    assert log.actions.dtype == np.int64
+    head = "episode,state,next_state,obs_0,action,terminal,reward,behaviour\n"
+    table, vectors = head.replace("obs_0", "a"), head.replace("next_state", "a").replace("state", "b")
+
+    def written(last, head):
+        rows = [f"{i},{i},,{i},0,1,1,1" for i in range(50)]
+        path.write_text(head + "\n".join([*rows, last]))
+        return open_data(path, "sorted" if "x" in last else None)
+
+    found = written("50,,,0.5,0,1,0.5,0.25", vectors).read()
+    np.testing.assert_array_equal(found.states[-2:], [[49], [0.5]])
+    assert found.rewards[-2:].tolist() == [1, 0.5]
+    assert found.behaviour[-2:].tolist() == [1, 0.25]
+    assert found.actions.dtype == np.int64
+    for name in ("x50", "50.5"):
+        assert list(written(f"{name},50,7,0,0,1,1,1", table).read().names)[-2:] == ["49", name]
+    source = written("50,x,,,0,1,1,1", table)
+    assert source.encoding["state"][-2:] == ["9", "x"]
+    assert source.read().states[-1] == 50
+    for last, message in (
+        ("50,1.5,7,,0,1,1,1", "episode 50, step 0: state 1.5 is not an index"),
+        ("50,1,7,,0,1,bad,1", r"column 'reward', row 50 \(from 0\): 'bad' is not a number"),
+        ("50,1,7,,0,maybe,1,1", r"column 'terminal', row 50 \(from 0\): 'maybe' is not true or false"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            written(last, table).read()

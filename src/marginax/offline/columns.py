@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +20,12 @@ Batch = dict[str, np.ndarray]
 PARQUET = (".parquet", ".pq")
 SUFFIXES = (*PARQUET, ".csv", ".csv.gz", ".npz")
 BLOCK = 1 << 24  # bytes of a CSV file that pyarrow reads at a time
+LARGEST_WHOLE = 2.0**53  # above it not every integer is a number of double precision
 _FLAGS = {"true": "1", "false": "0", "": "nan"}
 
 
 class Columns:
-    """Columns in memory.
+    """Columns in memory; only those that are asked for are read.
 
     Attributes:
         name: of the file, for messages.
@@ -32,25 +34,39 @@ class Columns:
         path: of the file, if there is one that is read in batches.
         system: pyarrow's file system on which it is, if not the machine's own.
         reals: columns of real numbers, even if the first of them are whole or missing.
+        ids: columns of names, which are read as words unless all of them are integers.
     """
 
     total: int | None = None
     path: Path | None = None
     system: Any = None
     reals: frozenset[str] = frozenset()
+    ids: frozenset[str] = frozenset()
 
-    def __init__(self, name: str, columns: dict[str, Any], names: list[str] | None = None) -> None:
-        self.name, self.names = name, names or list(columns)
-        self._columns = {key: _decoded(np.asarray(values)) for key, values in columns.items()}
-        lengths = {key: len(values) for key, values in self._columns.items() if values.ndim}
-        if len(set(lengths.values())) != 1 or len(lengths) != len(self._columns):
-            raise ValueError(f"the columns of {name} have different lengths: {lengths}")
-        self.total = next(iter(lengths.values()))
+    def __init__(self, name: str, columns: Mapping[str, Any], names: list[str] | None = None) -> None:
+        self.name, self.names, self._columns = name, names or list(columns), columns
+        self._arrays: Batch = {}
 
     def batches(self, columns: list[str], size: int) -> Iterator[Batch]:
         """The columns, in blocks of about `size` rows."""
-        if self.total:
-            yield {name: self._columns[name] for name in columns}
+        for name in columns:
+            if name not in self._arrays:
+                with reading(f"{self.name}: column {name!r}"):
+                    self._arrays[name] = _cells(self._columns[name])
+        block = {name: self._arrays[name] for name in columns}
+        lengths = {name: len(values) for name, values in block.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"{self.name}: the columns have different lengths: {lengths}")
+        if lengths[columns[0]]:
+            yield block
+
+    def _arrays_of(self, batch: Any, columns: list[str]) -> Batch:
+        """Columns of a batch of pyarrow."""
+        block = {}
+        for name in columns:
+            with reading(f"{self.name}: column {name!r}"):
+                block[name] = _array(batch.column(name))
+        return block
 
 
 class ParquetColumns(Columns):
@@ -73,7 +89,7 @@ class ParquetColumns(Columns):
         """The columns, in blocks of `size` rows."""
         with self._file() as file, reading(self.name):
             for batch in file.iter_batches(batch_size=size, columns=columns):
-                yield {name: _array(batch.column(name), name) for name in columns}
+                yield self._arrays_of(batch, columns)
 
 
 class CsvColumns(Columns):
@@ -89,8 +105,13 @@ class CsvColumns(Columns):
         if packed != self.packed:
             what = "a gzip file: name it .csv.gz" if packed else "not a gzip file, as its name says"
             raise ValueError(f"{self.name} is {what}")
+        self._types: dict[str, Any] = {}  # of pyarrow
         with self._text() as text, reading(self.name):
             self.names = next(csv.reader(text), [])
+        if len(self.names) == 1 and any(mark in self.names[0] for mark in ";\t|"):
+            raise ValueError(
+                f"{self.name} has no comma in its first line: its columns must be separated by commas"
+            )
 
     def _text(self) -> Any:
         if self.packed:
@@ -100,27 +121,48 @@ class CsvColumns(Columns):
     def batches(self, columns: list[str], size: int) -> Iterator[Batch]:
         """The columns, in blocks of `size` rows, or of `BLOCK` bytes."""
         try:
-            import pyarrow as pa
             import pyarrow.csv as arrow
         except ImportError:
             yield from self._plain(columns, size)
             return
-
-        def opened(types: dict[str, Any]) -> Any:
-            settings = {"include_columns": columns, "strings_can_be_null": True, "column_types": types}
-            return arrow.open_csv(
-                self.path,
-                convert_options=arrow.ConvertOptions(**settings),
-                read_options=arrow.ReadOptions(block_size=BLOCK),
-            )
-
         with reading(self.name):
-            with opened({}) as reader:  # types are those of the first block
-                guessed = {name: reader.schema.field(name).type for name in columns if name in self.reals}
-            vague = (name for name, t in guessed.items() if pa.types.is_integer(t) or pa.types.is_null(t))
-            with opened(dict.fromkeys(vague, pa.float64())) as reader:
+            self._types |= self._find_types(arrow, [name for name in columns if name not in self._types])
+            with self._opened(arrow, columns, self._types) as reader:
                 for batch in reader:
-                    yield {name: _array(batch.column(name), name) for name in columns}
+                    yield self._arrays_of(batch, columns)
+
+    def _find_types(self, arrow: Any, columns: list[str]) -> dict[str, Any]:
+        """The type of each column that fits all of its cells, in one pass; pyarrow looks at the first block only."""
+        import pyarrow as pa
+
+        types = {name: pa.float64() for name in columns if name in self.reals}
+        types |= {name: pa.int64() for name in columns if name in self.ids}
+        wider = {pa.null(): pa.int64(), pa.int64(): pa.float64()}
+        while columns:
+            try:
+                with self._opened(arrow, columns, types) as reader:
+                    types = {field.name: field.type for field in reader.schema}
+                    for _ in reader:
+                        pass
+                break
+            except pa.ArrowInvalid as error:
+                found = re.search(r"In CSV column #(\d+): .*conversion error", str(error))
+                if found is None:
+                    raise
+                name = self.names[int(found[1])]
+                types[name] = pa.string() if name in self.ids else wider.get(types[name], pa.string())
+        return types
+
+    def _opened(self, arrow: Any, columns: list[str], types: dict[str, Any]) -> Any:
+        import pyarrow as pa
+
+        return arrow.open_csv(
+            pa.input_stream(str(self.path), compression="gzip" if self.packed else None),
+            read_options=arrow.ReadOptions(block_size=BLOCK),
+            convert_options=arrow.ConvertOptions(
+                include_columns=columns, strings_can_be_null=True, column_types=types
+            ),
+        )
 
     def _plain(self, columns: list[str], size: int) -> Iterator[Batch]:
         with self._text() as file, reading(self.name):
@@ -138,7 +180,11 @@ class CsvColumns(Columns):
 
             whole = rows()
             while block := list(itertools.islice(whole, size)):
-                yield {name: _parsed([row[place[name]] for row in block]) for name in columns}
+                cells = {name: [row[place[name]] for row in block] for name in columns}
+                yield {
+                    name: _text(found) if name in self.ids else _parsed(found)
+                    for name, found in cells.items()
+                }
 
 
 def open_columns(path: Path) -> Columns:
@@ -147,8 +193,11 @@ def open_columns(path: Path) -> Columns:
     if name.endswith((".csv", ".csv.gz")):
         return CsvColumns(path)
     if name.endswith(".npz"):
-        with reading(path.name), np.load(path, allow_pickle=False) as arrays:
-            return Columns(path.name, {key: arrays[key] for key in arrays.files})
+        with reading(path.name):
+            arrays = np.load(path, allow_pickle=False)
+        if not isinstance(arrays, Mapping):
+            raise ValueError(f"{path.name} is a single array, not an archive of columns")
+        return Columns(path.name, arrays)
     return ParquetColumns(path)
 
 
@@ -179,7 +228,7 @@ def reading(name: str) -> Iterator[None]:
         raise ValueError(f"{name} cannot be read: {text}") from error
 
 
-def _array(column: Any, name: str) -> np.ndarray:
+def _array(column: Any) -> np.ndarray:
     """The cells of an array of pyarrow."""
     import pyarrow as pa
 
@@ -189,8 +238,10 @@ def _array(column: Any, name: str) -> np.ndarray:
         width = max((len(row) for row in rows if row is not None), default=0)
         for i, row in enumerate(rows):
             if row is not None and len(row) != width:
-                raise ValueError(f"column {name!r}: row {i} has {len(row)} entries where others have {width}")
+                raise ValueError(f"row {i} has {len(row)} entries where others have {width}")
         return np.array([[np.nan] * width if row is None else row for row in rows], dtype=np.float64)
+    if pa.types.is_nested(kind):
+        raise ValueError(f"it holds records ({kind}), neither numbers nor words")
     if pa.types.is_null(kind):
         return np.full(len(column), np.nan)
     if pa.types.is_dictionary(kind):
@@ -201,29 +252,26 @@ def _array(column: Any, name: str) -> np.ndarray:
 def columns_in_memory(data: Any) -> Columns | None:
     """The columns of a dict, of a pyarrow table, or of a frame of pandas or polars; None for anything else."""
     if isinstance(data, Mapping):
-        return Columns("columns", dict(data))
+        return Columns("dict", {str(name): column for name, column in data.items()})
     if hasattr(data, "column_names"):  # a table of pyarrow
-        pairs = zip(data.column_names, data.columns, strict=True)
-        arrays = {name: _array(column.combine_chunks(), name) for name, column in pairs}
-        return Columns("table", arrays, list(data.column_names))
+        names = list(data.column_names)
+        return Columns("table", dict(zip(names, data.columns, strict=True)), names)
     if hasattr(data, "columns") and hasattr(data, "__getitem__"):  # pandas, polars
-        cells = {str(name): _cells(data[name]) for name in data.columns}
-        return Columns("frame", cells, [str(name) for name in data.columns])
+        return Columns("frame", {str(n): data[n] for n in data.columns}, [str(n) for n in data.columns])
     return None
 
 
-def _decoded(cells: np.ndarray) -> np.ndarray:
-    """Words that are stored as bytes, as other words."""
-    return np.char.decode(cells, "utf-8") if cells.dtype.kind == "S" else cells
-
-
 def _cells(column: Any) -> np.ndarray:
-    """A column of a frame; what pandas holds as missing among objects is None."""
-    cells = np.asarray(column)
+    """A column in memory: bytes are decoded, and None stands for what pandas holds as missing among objects."""
+    if hasattr(column, "combine_chunks"):
+        column = column.combine_chunks()
+    if hasattr(column, "to_pylist"):
+        return _array(column)
+    cells = np.atleast_1d(np.asarray(column))
     if cells.dtype == object and hasattr(column, "isna"):
         cells = cells.copy()
         cells[np.asarray(column.isna())] = None
-    return cells
+    return np.char.decode(cells, "utf-8") if cells.dtype.kind == "S" else cells
 
 
 def _parsed(cells: list[str]) -> np.ndarray:
@@ -235,7 +283,12 @@ def _parsed(cells: list[str]) -> np.ndarray:
     try:
         return np.array([_FLAGS.get(cell.strip().lower(), cell) for cell in cells]).astype(np.float64)
     except ValueError:
-        return np.array([cell if cell else None for cell in cells], dtype=object)
+        return _text(cells)
+
+
+def _text(cells: list[str]) -> np.ndarray:
+    """The cells of a CSV column as words, None where one is empty."""
+    return np.array([cell or None for cell in cells], dtype=object)
 
 
 def has_words(values: np.ndarray) -> bool:
@@ -260,18 +313,26 @@ def missing(values: np.ndarray) -> np.ndarray:
         return np.array([value is None or value != value for value in values])
     if values.dtype.kind == "U":
         return values == ""
+    if values.dtype.kind in "mM":
+        return np.isnat(values)
     return np.zeros(len(values), dtype=bool)
 
 
 def whole(values: np.ndarray) -> np.ndarray:
-    """Numbers that are all whole as integers, as people read them."""
-    if values.dtype.kind == "f" and np.isfinite(values).all() and (values == np.floor(values)).all():
+    """Numbers that are all whole as integers, as people read them, if integers can hold them."""
+    if (
+        values.dtype.kind == "f"
+        and (np.abs(values, dtype=np.float64) < LARGEST_WHOLE).all()
+        and (values == np.floor(values)).all()
+    ):
         return values.astype(np.int64)
     return values
 
 
-def floats(values: np.ndarray, column: str, first: int) -> np.ndarray:
-    """A column of numbers, whose first row has that number in the file."""
+def floats(values: np.ndarray, column: str, first: int, expected: str = "a number") -> np.ndarray:
+    """A column of numbers, whose first row has the number `first` in the file."""
+    if values.dtype.kind in "cmM":
+        raise ValueError(f"column {column!r} holds {values.dtype.name}, and not real numbers")
     try:
         return values.astype(np.float64)
     except (TypeError, ValueError):
@@ -280,5 +341,5 @@ def floats(values: np.ndarray, column: str, first: int) -> np.ndarray:
                 float("nan" if value is None else value)
             except (TypeError, ValueError):
                 place = f"row {first + row} (from 0)"
-                raise ValueError(f"column {column!r}, {place}: {value!r} is not a number") from None
+                raise ValueError(f"column {column!r}, {place}: {value!r} is not {expected}") from None
         raise

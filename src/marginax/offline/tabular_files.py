@@ -13,6 +13,7 @@ import numpy as np
 
 from marginax._folders import elsewhere, filesystem
 from marginax.offline.columns import (
+    LARGEST_WHOLE,
     SUFFIXES,
     Batch,
     Columns,
@@ -72,9 +73,10 @@ class TableSource(Source):
         self.parts, self.name, self.chunk = parts, name, chunk
         sizes = [part.total for part in parts]
         self.total = sum(n for n in sizes if n is not None) if None not in sizes else None
-        self.columns = _assign(parts[0].names)
+        self.columns = _assign(parts[0])
         for part in parts:
             _check(part, parts[0], self.columns)
+            part.ids = frozenset(self.columns["episode"])
             part.reals = frozenset(
                 name for role, names in self.columns.items() for name in names if _is_real(role, name)
             )
@@ -115,6 +117,12 @@ class TableSource(Source):
                 block = {}
                 for role, names in columns.items():
                     block[role] = batch[names[0]]
+                    shape = block[role].shape[1:]
+                    if len(shape) > (role in _VECTORS):
+                        raise ValueError(
+                            f"{part.name}: column {names[0]!r} has an array of shape {shape} in each row, not a "
+                            + ("vector" if role in _VECTORS else "single value")
+                        )
                     if _is_entry(role, names[0]):
                         block[role] = np.stack([floats(batch[name], name, row) for name in names], axis=1)
                 if "episode" in block:
@@ -191,7 +199,8 @@ def open_tables(data: Any, encoding: Encoding = None) -> TableSource | None:
         return open_parquet(*filesystem(str(data)), encoding=encoding)
     path = Path(data)
     if path.is_dir() and not _is_minari(path):
-        files = sorted(file for file in path.iterdir() if file.name.lower().endswith(SUFFIXES))
+        visible = (file for file in path.iterdir() if not file.name.startswith("."))
+        files = sorted(file for file in visible if file.name.lower().endswith(SUFFIXES))
         if not files:
             raise FileNotFoundError(
                 f"the folder {str(path)!r} holds no {', '.join(SUFFIXES)} file and no Minari dataset"
@@ -296,7 +305,8 @@ class _Reader:
             again = set(unique[times > 1].tolist())
         if again:
             raise ValueError(
-                f"episode {next(iter(again))} appears again after other episodes: sort the rows by episode and step"
+                f"episode {next(iter(again))} appears again after other episodes: sort the rows by episode and step "
+                "(the files of a folder are read in the order of their names)"
             )
         self.seen |= fresh
 
@@ -311,7 +321,7 @@ class _Reader:
             words = {"true": 1.0, "false": 0.0, "": np.nan, "none": np.nan}
             values = np.array([words.get(str(v).lower(), v) for v in values.tolist()], dtype=object)
         column = self.columns[role][0]
-        numbers = floats(values, column, self.row)
+        numbers = floats(values, column, self.row, "true or false")
         bad = ~np.isin(numbers, (0.0, 1.0)) & ~ignore
         place.refuse(bad, column + " is {}, not true or false", numbers)
         return numbers == 1.0
@@ -335,21 +345,22 @@ class _Reader:
             return self._coded(role, values, place, ignore)
         if values.ndim == 2:
             return values if values.dtype == np.float64 else values.astype(np.float32)
-        if values.dtype.kind in "iub":
+        if np.can_cast(values.dtype, np.int64):
             self.discrete.setdefault(kind, True)
             if self.discrete[kind]:
                 return values.astype(np.int64)
         numbers = floats(values, self.columns[role][0], self.row)
-        fine = np.isfinite(numbers) & (numbers == np.floor(numbers))
-        if ignore is not None:
-            fine |= ignore
+        fine = (np.abs(numbers) < LARGEST_WHOLE) & (numbers == np.floor(numbers))
+        unread = np.zeros(len(numbers), bool) if ignore is None else ignore
+        fine |= unread
         named_state = self.columns["state"][0] == "state"  # indices are meant: a table of states and actions
         self.discrete.setdefault(kind, bool(fine.all()) or named_state)
         if not self.discrete[kind]:
             return numbers[:, None]
         better = "obs_0, obs_1, …" if kind == "state" else "action_0 (and observations obs_0, …)"
+        place.refuse(np.isnan(numbers) & ~unread, f"the {role.replace('_', ' ')} is missing")
         place.refuse(~fine, f"{role} {{}} is not an index; name columns of real numbers {better}", numbers)
-        return np.where(np.isfinite(numbers), numbers, 0.0).astype(np.int64)
+        return np.where(np.abs(numbers) < LARGEST_WHOLE, numbers, 0.0).astype(np.int64)
 
     def _coded(self, role: str, values: np.ndarray, place: Place, ignore: np.ndarray | None) -> np.ndarray:
         ordered, index = self.labels[_LABELLED[role]]
@@ -371,9 +382,10 @@ def _is_real(role: str, name: str) -> bool:
     return role in ("reward", "behaviour") or _is_entry(role, name)
 
 
-def _assign(names: list[str]) -> dict[str, list[str]]:
+def _assign(part: Columns) -> dict[str, list[str]]:
     """Finds the columns for each role, vectors in the order of their numbers."""
     found: dict[str, list[str]] = {}
+    names = part.names
     lower = {name.lower(): name for name in names}
     for role, spellings in NAMES.items():
         single = [lower[s] for s in spellings if s in lower]
@@ -382,22 +394,26 @@ def _assign(names: list[str]) -> dict[str, list[str]]:
         vector = sorted((int(match.group(1)), name) for match, name in matches if match)
         for (number, name), (same, other) in itertools.pairwise(vector):
             if number == same:
-                raise ValueError(f"columns {name!r} and {other!r} both give number {number} of the {role}")
+                raise ValueError(
+                    f"{part.name}: columns {name!r} and {other!r} both give number {number} of the {role}"
+                )
         given = [*single, *(name for _, name in vector[:1])]
         if len(given) > 1:
-            raise ValueError(f"columns {given[0]!r} and {given[1]!r} both give the {role}; keep one")
+            raise ValueError(
+                f"{part.name}: columns {given[0]!r} and {given[1]!r} both give the {role}; keep one"
+            )
         if given:
             found[role] = single or [name for _, name in vector]
     if "terminal" not in found and "done" in lower:
         raise ValueError(
-            "the column 'done' does not say whether an episode terminated or was cut off: "
+            f"{part.name}: the column 'done' does not say whether an episode terminated or was cut off: "
             "give 'terminal' and 'truncated'"
         )
     for role in ("episode", "state", "action", "reward", "terminal"):
         if role not in found:
-            columns = f"its columns are {', '.join(map(repr, names))}" if names else "it has no columns"
+            columns = f"its columns are {', '.join(map(repr, names))}" if names else "it has none at all"
             looked = ", ".join(NAMES[role])
-            raise ValueError(f"there is no column for the {role} (looked for {looked}); {columns}")
+            raise ValueError(f"{part.name} has no column for the {role} (looked for {looked}); {columns}")
     return found
 
 
@@ -411,7 +427,7 @@ def _check(part: Columns, first: Columns, columns: dict[str, list[str]]) -> None
             raise ValueError(f"{part.name}: the columns {given} both give the {role}; keep one")
         if name not in part.names:
             raise ValueError(f"{part.name} has no column {name!r}, which {first.name} has")
-    for name in (name for names in _assign(part.names).values() for name in names):
+    for name in (name for names in _assign(part).values() for name in names):
         if name not in roles:
             raise ValueError(f"{part.name} has a column {name!r}, which {first.name} has not")
 
