@@ -250,6 +250,30 @@ def test_wrong_propensities_of_observations_change_the_verdict():
     assert "its own value past that point is not known" in result.verdict.text[-1]
 
 
+def test_what_the_behaviour_policy_saw_beyond_the_states_forbids_trust_unless_it_was_logged():
+    """A hidden coin pays, and the action follows it in nine of ten episodes: whoever estimates the probabilities finds 0.9, not 0.5."""
+    rng = np.random.default_rng(0)
+    coin, follows = rng.random((2, 400)) < [[0.5], [0.9]]
+    log = Log.from_episodes(
+        [
+            {"states": [0], "actions": [int(u == f)], "rewards": [float(u)], "terminal": True}
+            | {"behaviour": [0.9 if f else 0.1]}
+            for u, f in zip(coin, follows, strict=True)
+        ]
+    )
+    settings = {"discount": 0.0, "reward_range": (0.0, 1.0), "estimators": NAMES}
+    result = evaluate(replace(log, behaviour=None), [[0.1, 0.9]], **settings)
+    assert result.answers["weighted-doubly-robust"].value == pytest.approx(
+        result.answers["certainty-equivalence"].value, abs=0.02
+    )
+    assert 0.5 not in result.answers[result.verdict.estimator].interval
+    assert result.verdict.status == "caution"
+    assert "The behaviour probabilities were estimated from the states" in " ".join(result.verdict.text)
+    logged = evaluate(log, [[0.1, 0.9]], **settings)
+    assert "were estimated" not in " ".join(logged.verdict.text)
+    assert 0.5 in logged.answers["weighted-doubly-robust"].interval
+
+
 def test_where_two_families_disagree_the_interval_holds_both():
     """Half of the rewards depend on a coin that no state shows and that the first action follows: only weights know."""
     rng = np.random.default_rng(0)
@@ -276,7 +300,7 @@ def test_where_two_families_disagree_the_interval_holds_both():
         assert "widened" in " ".join(result.verdict.text)
 
 
-def verdict_on(answers, **diagnostics):
+def judgement_on(answers, **diagnostics):
     """`judge` on intervals of standard errors around values, from 400 episodes that vary alike."""
     psi = np.random.default_rng(0).normal(size=400)
     estimates = {
@@ -286,8 +310,13 @@ def verdict_on(answers, **diagnostics):
     found = {name: replace(one, ess=100.0) for name, one in found.items()}
     sound = {"ess": 100.0, "mean_weight": 1.0, "mean_weight_error": 0.1, "unsupported": 0.0, "span": 10.0}
     sound |= {"tail_target": 0.0, "tail_behaviour": 0.0}
-    verdict, reach, _ = judge(found, estimates, sound | diagnostics, ("certainty-equivalence",))
-    return verdict, reach, found
+    verdict, reach, other = judge(found, estimates, sound | diagnostics, ("certainty-equivalence",))
+    return verdict, reach, found, other
+
+
+def verdict_on(answers, **diagnostics):
+    """The same, without the answer that contradicts."""
+    return judgement_on(answers, **diagnostics)[:3]
 
 
 def test_the_interval_has_room_for_the_choice():
@@ -329,6 +358,27 @@ def test_an_interval_that_says_nothing_does_not_agree():
     answers = {"certainty-equivalence": (1.0, 3.0), "weighted-doubly-robust": (1.0, 0.1)}
     verdict, _, _ = verdict_on(answers)
     assert verdict.text[0] == "Take weighted-doubly-robust: it has 100 effective episodes."
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        {"state-ratio": (1.0, 0.1)},
+        {"state-ratio": (1.0, 0.3)},
+        {"certainty-equivalence": (5.0, 0.6), "state-ratio": (1.0, 0.1)},  # only the narrower one disagrees
+        {"certainty-equivalence": (5.0, 3.0), "state-ratio": (1.0, 0.1)},  # the model says nothing
+        {"certainty-equivalence": (5.0, 3.0), "state-ratio": (1.0, 2.0)},  # episodes are chosen
+    ],
+)
+def test_a_family_that_disagrees_is_never_said_to_agree(states):
+    """Every estimator on states was taken to agree with episodes if the model did, or if there was no model."""
+    verdict, _, _, other = judgement_on(states | {"weighted-doubly-robust": (5.0, 0.2)})
+    assert verdict.status == "caution"
+    assert {verdict.estimator, other} == {"state-ratio", "weighted-doubly-robust"}
+    assert f"The interval of {verdict.estimator} is widened to hold that of {other}" in " ".join(verdict.text)
+    assert "agrees" not in " ".join(verdict.text).replace("disagrees", "")
+    near = {name: (5.0, error) for name, (_, error) in states.items()}
+    assert judgement_on(near | {"weighted-doubly-robust": (5.0, 0.2)})[0].status == "trust"
 
 
 @pytest.mark.parametrize(
