@@ -348,6 +348,16 @@ def test_an_interval_wider_than_all_returns_gives_way_to_one_that_is_not():
     assert verdict_on(both, ess=3.0)[0].status == "cannot tell"
 
 
+def test_weights_alone_are_trusted_as_far_as_the_log_goes():
+    """After a truncated step weighted doubly robust has the values of its critic, which rest on the states."""
+    alone = {"weighted-doubly-robust": (1.0, 0.2)}
+    for hidden, status in ((0.0, "trust"), (0.005, "trust"), (0.5, "caution")):
+        verdict, _, _ = verdict_on(alone, tail_target=hidden, tail_behaviour=hidden)
+        assert verdict.status == status
+    assert "What follows truncated steps it takes from the states" in verdict.text[0]
+    assert "importance sampling and regression count it as zero" in verdict.text[1]
+
+
 def test_an_interval_that_says_nothing_does_not_agree():
     """Both estimates are 1; the returns of the log span 10."""
     for error, status in ((2.0, "trust"), (3.0, "caution")):  # widths of 7.8 and 11.8
@@ -409,12 +419,12 @@ NOT_ONE = {"mean_weight": 0.5, "mean_weight_error": 0.02, "ess": 381.0}
         (
             STATES | WEIGHTS,
             NOT_ONE | {"unsupported": 0.15},
-            "seen with probability 15.0%, and the weights of ep",
+            "seen with (discounted) probability 15.0%, and the weights of ep",
         ),
         (
             WEIGHTS,
             NOT_ONE | {"unsupported": 0.65, "unreachable": 0.0},
-            "With (discounted) probability 65% the policy",
+            "The policy leaves what the log has seen with (discounted) probability 65.0%, by actions",
         ),
         (
             WEIGHTS,

@@ -73,7 +73,9 @@ class Case:
         preferred: estimators of the model family, best first.
 
     Attributes:
-        lost: discounted probability that the policy leaves the support of the log.
+        lost: discounted probability that the policy leaves the support of the log; for continuous actions the share of its steps.
+        by_steps: whether `lost` is a share of steps.
+        leaves: `lost` in words.
         unreachable: the part of `lost` at actions that the behaviour policy never takes. The log missed the rest by chance.
         aside: share of steps that were set aside, while the last steps of other episodes were kept.
         hidden: share of the discounted future that lies behind truncated steps.
@@ -101,6 +103,11 @@ class Case:
         self.answers, self.estimates = answers, estimates
         self.diagnostics = d = diagnostics
         self.lost = float(d["unsupported"] or 0.0)  # None if it is not known
+        self.by_steps = bool(d.get("unsupported_steps"))
+        often = f"with (discounted) probability {self.lost:.1%}"
+        if self.by_steps:
+            often = f"in {self.lost:.1%} of its (discounted) steps"
+        self.leaves = f"leaves what the log has seen {often}"
         self.unreachable = float(d.get("unreachable", self.lost))
         self.aside = float(d.get("set_aside", 0.0))
         self.hidden = float(d["tail_target" if d["ess"] >= FEW else "tail_behaviour"])
@@ -155,7 +162,7 @@ class Case:
         if self.mean_weight_off:
             cause = ""
             if self.lost > FAINT:
-                cause = f"the policy leaves what the log has seen with probability {self.lost:.1%}, and "
+                cause = f"the policy {self.leaves}, and "
             return f"{cause}the weights of episodes average {self.diagnostics['mean_weight']:.2g} and not 1"
         if self.stops and all(one.truncation == "stops" for one in self.ran):
             return "importance sampling counts nothing after truncated steps"
@@ -229,8 +236,8 @@ def _require_data(case: Case) -> None:
     """Raises if the policy leaves the log too often, or if too many ends of episodes are missing."""
     if min(case.lost, case.unreachable) > LOST:
         raise CannotTell(
-            f"With (discounted) probability {case.lost:.0%} the policy takes actions that the log never took in those "
-            "states: the data cannot tell what it is worth. Collect data nearer to this policy."
+            f"The policy {case.leaves}, by actions that the log never took there: the data cannot tell what it is worth. Collect "
+            "data nearer to this policy."
         )
     if case.aside > CHOSEN:
         raise CannotTell(
@@ -307,9 +314,10 @@ def _contradicting(chosen: Answer, case: Case) -> Answer | None:
     """An answer that disagrees with the choice beyond chance, if nothing says which of them is wrong."""
     if case.not_markov:
         return None  # the states are wrong
-    rivals = [case.apart, case.witness(chosen)]
-    if case.ratios and chosen is case.ratios[0]:
-        rivals += case.ratios[1:]
+    others = case.ratios[1:] if case.ratios and chosen is case.ratios[0] else []
+    rivals = [case.apart, *others]
+    if case.lost <= FAINT:  # else a reservation says what the estimate rests on
+        rivals.append(case.witness(chosen))
     return next((one for one in rivals if case.differ(one, chosen)), None)
 
 
@@ -323,7 +331,12 @@ def _agreement(chosen: Answer, case: Case) -> tuple[bool, str]:
             f"Take {chosen.name}: {witness.name}, which rests on other assumptions, {verb} ({witness.value:.4g})."
         )
     if chosen is case.episodes:
-        return True, f"Take {chosen.name}: it has {case.effective}."
+        if not case.stops or chosen.truncation == "stops":
+            return True, f"Take {chosen.name}: it has {case.effective}."
+        return False, (
+            f"Take {chosen.name}: it has {case.effective}. What follows truncated steps it takes from the states, and no other family "
+            "can check that."
+        )
     why = case.why_not_episodes()
     if case.episodes is not None:
         why = f"the interval of {case.episodes.name} is wider than the range of returns in the log"
@@ -354,15 +367,15 @@ def _reservations(chosen: Answer, case: Case) -> list[str]:
         rests = "this estimate rests on the behaviour probabilities being right"
         if by_model:
             then = "the interval allows for any value that the rewards permit there"
+            if case.by_steps:
+                then = "the interval allows for any reward at these steps, but not for what follows from them"
         elif estimate is not None and estimate.lost:
             then = (
                 f"the interval allows for any value where no logged action has weight, and elsewhere {rests}"
             )
         else:
             then = f"there {rests}"
-        text.append(
-            f"The policy leaves what the log has seen with (discounted) probability {case.lost:.1%}; {then}."
-        )
+        text.append(f"The policy {case.leaves}; {then}.")
     if case.aside > FAINT:
         text.append(f"{_set_aside(case.aside)} All estimates may be off by about as much.")
     if case.diagnostics.get("behaviour") == "estimated":
@@ -379,10 +392,7 @@ def _nothing_left(case: Case) -> str:
         return "No estimator ran: the notes say why."
     why = case.why_not_episodes()
     if case.lost > LOST:
-        return (
-            f"With (discounted) probability {case.lost:.0%} the policy takes actions that the log never took in those states, so "
-            f"that no model can be used; and {why}."
-        )
+        return f"The policy {case.leaves}, by actions that the log never took there, so that no model can be used; and {why}."
     return f"No estimate can be recommended: {why}."
 
 
