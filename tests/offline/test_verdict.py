@@ -94,6 +94,13 @@ def test_paired_differences_are_sharper_than_intervals():
     assert difference_score(a, Estimate(1.0, shared[:10])) is None
 
 
+@pytest.mark.filterwarnings("error")
+def test_large_estimates_without_an_error_are_infinitely_many_standard_errors_apart():
+    exact = [Estimate(np.float64(value), np.zeros(100)) for value in (0.0, 1e10)]
+    assert difference_score(*exact) == -np.inf
+    assert difference_score(*exact[::-1]) == np.inf
+
+
 def test_what_was_never_seen_may_be_as_bad_as_rewards_permit():
     """The log never takes the second action; in truth it leads to -1 for ever, and the log has seen a -1 once in a while."""
     rng = np.random.default_rng(0)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -318,7 +319,7 @@ def draw_ranking(ranking: Ranking) -> Figure:
     ones = [ranking.policies[name] for name in told]
     answers = [one.answers[str(one.verdict.estimator)] for one in ones]
     logged = next(iter(ranking.policies.values())).behaviour
-    names = [name if len(name) <= 40 else f"{name[:19]}…{name[-20:]}" for name in told]
+    names = [fill(name if len(name) <= 90 else f"{name[:44]}…{name[-45:]}", 45) for name in told]
     return _draw_rows([*answers, logged], [*names, _OWN], 0 if told else None, logged.value)
 
 
@@ -408,35 +409,30 @@ def draw_overlap(evaluation: Evaluation) -> Figure:
     with report.plot_style():
         figure = Figure(figsize=(6.4, 2.8))
         left, right = figure.subplots(1, 2)
-        overlap = curves["overlap"] or {"behaviour": [], "target": []}
-        x, y = np.asarray(overlap["behaviour"]), np.asarray(overlap["target"])
-        both = (x > 0) | (y > 0)
-        x, y = x[both], y[both]
-        if len(x) > 5000:
-            keep = np.argsort(np.maximum(x, y))[-5000:]
-            x, y = x[keep], y[keep]
-        if not len(x):
-            left.text(0.5, 0.5, "not known", ha="center", transform=left.transAxes)
-        floor = max(min(x[x > 0].min(initial=1.0), y[y > 0].min(initial=1.0)), 1e-8)
-        left.scatter(np.maximum(x, floor), np.maximum(y, floor), s=8, color="#0072B2", alpha=0.6, lw=0)
-        top = max(x.max(initial=floor), y.max(initial=floor))
-        left.plot([floor, top], [floor, top], color="#777777", lw=0.8, ls="--")
-        left.set(xscale="log", yscale="log", xlim=(floor / 3, top * 3), ylim=(floor / 3, top * 3))
-        left.set_xlabel("share of the log")
-        left.set_ylabel("share of the policy")
+        left.set(xlabel="share of the log", ylabel="share of the policy")
+        overlap = curves["overlap"]
+        if overlap is None:
+            left.text(0.5, 0.5, "not known", ha="center")
+        else:
+            x, y = np.asarray(overlap["behaviour"]), np.asarray(overlap["target"])
+            both = (x > 0) | (y > 0)
+            x, y = x[both], y[both]
+            if len(x) > 5000:
+                keep = np.argsort(np.maximum(x, y))[-5000:]
+                x, y = x[keep], y[keep]
+            floor = max(min(x[x > 0].min(initial=1.0), y[y > 0].min(initial=1.0)), 1e-8)
+            left.scatter(np.maximum(x, floor), np.maximum(y, floor), s=8, color="#0072B2", alpha=0.6, lw=0)
+            top = max(x.max(), y.max())
+            left.plot([floor, top], [floor, top], color="#777777", lw=0.8, ls="--")
+            left.set(xscale="log", yscale="log", xlim=(floor / 3, top * 3), ylim=(floor / 3, top * 3))
         right.plot([0, 1], [0, 1], color="#777777", lw=0.8, ls="--")
-        check = curves.get("calibration")
+        check = curves["calibration"]
         if check is not None:
             right.plot(check["predicted"], check["observed"], "o-", color="#009E73")
-            right.set_xlabel("behaviour probability, predicted")
-            right.set_ylabel("observed")
+            right.set(xlabel="behaviour probability, predicted", ylabel="observed")
         else:
-            why = (
-                "estimated by counts"
-                if evaluation.diagnostics["behaviour"] == "estimated"
-                else "not compared"
-            )
-            right.text(0.5, 0.3, why, ha="center")
+            estimated = evaluation.diagnostics["behaviour"] == "estimated"
+            right.text(0.7, 0.2, "estimated by counts" if estimated else "not compared", ha="center")
             right.set_xlabel("behaviour probability")
     return figure
 

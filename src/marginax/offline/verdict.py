@@ -18,6 +18,7 @@ The rules choose among three families of estimators with different assumptions:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -444,8 +445,8 @@ def difference_score(a: Estimate | None, b: Estimate | None) -> float | None:
     error = float(psi.std(ddof=1) / np.sqrt(len(psi)))
     gap = a.value - b.value
     left_open = open_difference(a, b)[0 if gap > 0 else 1]
-    beyond = max(abs(gap) - left_open - 1e-6 * max(1.0, abs(a.value)), 0.0)
-    return float(np.copysign(beyond / max(error, 1e-300), gap)) if beyond else 0.0
+    beyond = float(max(abs(gap) - left_open - 1e-6 * max(1.0, abs(a.value)), 0.0))
+    return math.copysign(beyond / max(error, 1e-300), gap) if beyond else 0.0  # infinite without an error
 
 
 def disjoint(a: Answer, b: Answer) -> bool:
