@@ -365,6 +365,16 @@ def test_weights_alone_are_trusted_as_far_as_the_log_goes():
     assert "importance sampling and regression count it as zero" in verdict.text[1]
 
 
+def test_truncation_hides_no_more_than_all():
+    """All episodes happen to take the action with weight 2: 180% of the discounted future was said to be hidden."""
+    one = {"states": [0, 0], "actions": [1], "rewards": [1.0], "terminal": False, "behaviour": [0.5]}
+    found = evaluate(Log.from_episodes([one] * 40), [[0.0, 1.0]], discount=0.9, estimators=NAMES)
+    assert (found.diagnostics["tail_behaviour"], found.diagnostics["tail_target"]) == (
+        pytest.approx(0.9),
+        1.0,
+    )
+
+
 def test_an_interval_that_says_nothing_does_not_agree():
     """Both estimates are 1; the returns of the log span 10."""
     for error, status in ((2.0, "trust"), (3.0, "caution")):  # widths of 7.8 and 11.8

@@ -34,7 +34,7 @@ def diagnostics_of(
     """
     weights, n = sums.weights, sums.episodes
     ratio, ratio_error = sums.mean_ratio()
-    tail_behaviour, tail_target = sums.sums["tail"] / n
+    tail_behaviour, tail_target = np.minimum(sums.sums["tail"] / n, 1.0)  # mean weights may exceed 1
     return {
         "episodes": n,
         "transitions": sums.steps,
