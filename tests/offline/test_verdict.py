@@ -375,6 +375,13 @@ def test_truncation_hides_no_more_than_all():
     )
 
 
+def test_estimates_that_nearly_coincide_agree_although_their_difference_hardly_varies():
+    """A tenth of a standard error apart, with a paired difference whose standard error is a hundred times smaller still."""
+    for value, status in ((1.01, "trust"), (1.05, "caution")):
+        both = {"certainty-equivalence": (1.0, 0.1), "weighted-doubly-robust": (value, 0.1001)}
+        assert verdict_on(both)[0].status == status
+
+
 def test_an_interval_that_says_nothing_does_not_agree():
     """Both estimates are 1; the returns of the log span 10."""
     for error, status in ((2.0, "trust"), (3.0, "caution")):  # widths of 7.8 and 11.8

@@ -42,6 +42,7 @@ CHOSEN = 0.05  # no estimate is recommended above this share of steps set aside 
 NARROWER = 0.6  # another family must be narrower than the usual one by this factor: the narrowest of several is often too narrow
 SPARSE = 10.0  # effective episodes that suffice if nothing else can be used: intervals are widened where there are few
 APART = 1.96  # standard errors of a paired difference from which two estimates disagree
+NEAR = 0.25  # two estimates that are nearer, in units of the larger standard error, agree: influences are exact to first order only
 EPISODES = ("weighted-doubly-robust", "weighted-per-decision-is", "per-decision-is")
 _MODELS = ("marginalized", "fitted Q")  # kinds that rest on the states, if they bootstrap at truncated steps
 
@@ -144,7 +145,7 @@ class Case:
 
     def differ(self, one: Answer | None, other: Answer | None) -> bool:
         """Whether two answers disagree beyond chance: by a paired test, or by disjoint intervals if one is of networks."""
-        if one is None or other is None:
+        if one is None or other is None or abs(one.value - other.value) <= NEAR * max(one.error, other.error):
             return False
         z = difference_score(self.estimates.get(one.name), self.estimates.get(other.name))
         return disjoint(one, other) if z is None else abs(z) > APART
