@@ -382,6 +382,14 @@ def test_estimates_that_nearly_coincide_agree_although_their_difference_hardly_v
         assert verdict_on(both)[0].status == status
 
 
+def test_an_interval_wider_than_all_returns_gives_way_to_any_that_is_not():
+    """The returns of the log span 10. A state ratio had to be narrower than the model by 0.6, or nothing was recommended."""
+    both = {"certainty-equivalence": (1.0, 2.8), "state-ratio": (1.0, 2.3)}  # widths of 11 and 9
+    assert verdict_on(both)[0].estimator == "state-ratio"
+    both["certainty-equivalence"] = (1.0, 2.4)
+    assert verdict_on(both)[0].estimator == "certainty-equivalence"
+
+
 def test_an_interval_that_says_nothing_does_not_agree():
     """Both estimates are 1; the returns of the log span 10."""
     for error, status in ((2.0, "trust"), (3.0, "caution")):  # widths of 7.8 and 11.8

@@ -287,7 +287,11 @@ def _narrowest(case: Case) -> _Choice:
     usual = candidates[0]
     if case.lost > FAINT and case.ratios:
         usual = case.ratios[0]
-    chosen = min(candidates, key=lambda a: a.interval.width * (1.0 if a is usual else 1 / NARROWER))
+
+    def cost(one: Answer) -> tuple[bool, float]:
+        return case.too_wide(one), one.interval.width * (1.0 if one is usual else 1 / NARROWER)
+
+    chosen = min(candidates, key=cost)
     if case.lost > LOST and case.fallback is not None:
         # State ratios put the actions that were seen in the place of those that are missing. Weights show that some are missing.
         sentence = f"Take {case.fallback.name}: it has {case.effective}."
@@ -305,7 +309,7 @@ def _narrow_enough(choice: _Choice, case: Case) -> _Choice:
         if not np.isfinite(chosen.interval.width):
             needed = "a horizon or a discount below 1 would bound what rewards permit"
         raise CannotTell(
-            f"Even the best interval, {chosen.interval.low:.4g} to {chosen.interval.high:.4g}, is wider than the range "
+            f"Even the interval of {chosen.name}, {chosen.interval.low:.4g} to {chosen.interval.high:.4g}, is wider than the range "
             f"of returns in the log: {needed}."
         )
     why = f"the interval of {chosen.name} is wider than the range of returns in the log"
