@@ -11,7 +11,14 @@ import numpy as np
 from scipy.stats import t as student
 
 from marginax.offline import features, networks
-from marginax.offline.behaviour import BEHAVIOURS, NOT_LOGGED, Behaviour, doubts, fit_behaviour
+from marginax.offline.behaviour import (
+    BEHAVIOURS,
+    NOT_LOGGED,
+    Behaviour,
+    Calibration,
+    doubts,
+    fit_behaviour,
+)
 from marginax.offline.conclusion import conclude
 from marginax.offline.diagnostics import curves_of, diagnostics_of
 from marginax.offline.features import LinearFit, Pairs, prepare, target_probability
@@ -124,18 +131,10 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
 
     # Step 6: diagnostics and verdict.
     check = None if fitted is None or how == "logged" else fitted.behaviour.calibration
-    markov = MarkovTest(0.0, 0) if fitted is None else fitted.markov
-    diagnostics = diagnostics_of(sums, how, check, markov, request.level, weighed=ratios is not None)
-    diagnostics |= {
-        "unsupported": None if fitted is None else never + hardly,
-        "unsupported_steps": not log.discrete_actions,
-        "unsupported_pairs": [],
-        "largest_ratios": [] if fitted is None else _largest_ratios(fitted),
-        "set_aside": source.share_set_aside(len(log), episodes, int(log.truncated.sum())),
-    }
-    if fitted is not None and how == "logged":
-        doubt = fitted.doubt
-        diagnostics |= {"behaviour_suspicious": doubt > DOUBTS, "behaviour_deviation": doubt}
+    diagnostics = _diagnostics(sums, ratios, fitted, how, check, request.level)
+    diagnostics["unsupported"] = None if fitted is None else never + hardly
+    diagnostics["unsupported_steps"] = not log.discrete_actions
+    diagnostics["set_aside"] = source.share_set_aside(len(log), episodes, int(log.truncated.sum()))
     return conclude(
         answers,
         estimates,
@@ -366,6 +365,25 @@ def _largest_ratios(fitted: Fitted) -> list[dict[str, Any]]:
         for i in np.argsort(ratios)[::-1][:10]
         if ratios[i] > 0
     ]
+
+
+def _diagnostics(
+    sums: ImportanceSums,
+    ratios: np.ndarray | None,
+    fitted: Fitted | None,
+    how: str,
+    check: Calibration | None,
+    level: float,
+) -> dict[str, Any]:
+    """Step 6: diagnostics of weights, behaviour probabilities, observations and returns."""
+    markov = MarkovTest(0.0, 0) if fitted is None else fitted.markov
+    found = diagnostics_of(sums, how, check, markov, level, weighed=ratios is not None)
+    found |= {"unsupported_pairs": [], "largest_ratios": []}
+    if fitted is not None:
+        found["largest_ratios"] = _largest_ratios(fitted)
+        if how == "logged":
+            found |= {"behaviour_suspicious": fitted.doubt > DOUBTS, "behaviour_deviation": fitted.doubt}
+    return found
 
 
 def _overlap(fitted: Fitted) -> tuple[np.ndarray, np.ndarray]:
