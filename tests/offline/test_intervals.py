@@ -12,6 +12,7 @@ from marginax.offline.importance import ImportanceSums
 from marginax.offline.results import clipped_lower_bound
 
 REPETITIONS = 200
+HALF = np.full(50, 0.5)
 NAMES = (
     "per-decision-is",
     "weighted-per-decision-is",
@@ -65,6 +66,30 @@ def test_the_clipped_bound_is_a_lower_bound_for_heavy_tails():
 def test_the_concentration_bound_stays_within_what_is_possible():
     bound = concentration(np.zeros(100), np.zeros(100), (-1.0, 3.0))
     assert (bound.low, bound.high) == (-1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"lower": HALF[:-1]}, r"upper must have shape \(49,\), got \(50,\)"),
+        ({"upper": HALF - 1}, r"upper must not be negative, but upper\[0\] = -0.5"),
+        ({"upper": HALF * np.nan}, r"upper must be finite, but upper\[0\] = nan"),
+        ({"value_range": (1.0, 0.0)}, "value_range must be the least and the largest value"),
+        ({"level": 1.0}, r"level must lie in \(0, 1\), got 1.0"),
+    ],
+)
+def test_a_concentration_bound_of_nonsense_is_refused(changes, sentence):
+    settings = {"lower": HALF, "upper": HALF, "value_range": (0.0, 1.0)} | changes
+    with pytest.raises(ValueError, match=sentence):
+        concentration(**settings)
+
+
+def test_the_concentration_bound_of_a_sorted_log_is_no_looser():
+    """The clipping level was chosen on the first twentieth: all zeros if the log is sorted, so that nothing was bounded."""
+    half = np.tile([0.0, 1.0], 1000)
+    for order in (half, np.sort(half), np.sort(half)[::-1]):
+        bound = concentration(order, 1 - order, (0.0, 1.0))
+        assert 0.4 < bound.low < 0.5 < bound.high < 0.6
 
 
 def test_heavy_tails_of_weights_are_noticed():

@@ -201,6 +201,36 @@ def test_continuous_actions_far_from_a_log_of_single_steps_are_outside_it():
     assert near.diagnostics["unsupported"] < 0.05
 
 
+def test_features_may_be_wrong_about_actions_outside_the_log():
+    """Rewards rise with the action as far as the log goes, and are 0 beyond; features carry the line on."""
+
+    def worth(a):
+        return np.where(np.abs(a) < 3.1, 0.5 + 0.15 * a, 0.0)
+
+    rng = np.random.default_rng(0)
+    actions = np.clip(rng.normal(size=(1500, 1)), -3.0, 3.0)
+    log = Log.from_episodes(
+        [
+            {"states": x, "actions": [a], "rewards": worth(a), "terminal": True}
+            for x, a in zip(rng.normal(size=(1500, 1, 1)), actions, strict=True)
+        ]
+    )
+    truth = worth(rng.normal(1.5, 1.0, size=100_000)).mean()
+    result = evaluate(
+        log,
+        lambda x: (np.full((len(x), 1), 1.5), 1.0),
+        discount=0.0,
+        reward_range=(0.0, 1.0),
+        training=QUICK,
+        estimators=["certainty-equivalence"],
+    )
+    assert result.answers["certainty-equivalence"].value > truth + 0.03
+    assert truth in result.answers["certainty-equivalence"].interval
+    assert "of its (discounted) steps; the interval allows for any reward at these steps" in " ".join(
+        result.verdict.text
+    )
+
+
 def test_what_is_known_on_rows_alone_has_an_unknown_support():
     log = log_of(softmax(0.3), episodes=40, steps=5)
     result = evaluate(log, log.behaviour, discount=0.9)

@@ -94,6 +94,13 @@ def test_paired_differences_are_sharper_than_intervals():
     assert difference_score(a, Estimate(1.0, shared[:10])) is None
 
 
+@pytest.mark.filterwarnings("error")
+def test_large_estimates_without_an_error_are_infinitely_many_standard_errors_apart():
+    exact = [Estimate(np.float64(value), np.zeros(100)) for value in (0.0, 1e10)]
+    assert difference_score(*exact) == -np.inf
+    assert difference_score(*exact[::-1]) == np.inf
+
+
 def test_what_was_never_seen_may_be_as_bad_as_rewards_permit():
     """The log never takes the second action; in truth it leads to -1 for ever, and the log has seen a -1 once in a while."""
     rng = np.random.default_rng(0)
@@ -250,6 +257,30 @@ def test_wrong_propensities_of_observations_change_the_verdict():
     assert "its own value past that point is not known" in result.verdict.text[-1]
 
 
+def test_what_the_behaviour_policy_saw_beyond_the_states_forbids_trust_unless_it_was_logged():
+    """A hidden coin pays, and the action follows it in nine of ten episodes: whoever estimates the probabilities finds 0.9, not 0.5."""
+    rng = np.random.default_rng(0)
+    coin, follows = rng.random((2, 400)) < [[0.5], [0.9]]
+    log = Log.from_episodes(
+        [
+            {"states": [0], "actions": [int(u == f)], "rewards": [float(u)], "terminal": True}
+            | {"behaviour": [0.9 if f else 0.1]}
+            for u, f in zip(coin, follows, strict=True)
+        ]
+    )
+    settings = {"discount": 0.0, "reward_range": (0.0, 1.0), "estimators": NAMES}
+    result = evaluate(replace(log, behaviour=None), [[0.1, 0.9]], **settings)
+    assert result.answers["weighted-doubly-robust"].value == pytest.approx(
+        result.answers["certainty-equivalence"].value, abs=0.02
+    )
+    assert 0.5 not in result.answers[result.verdict.estimator].interval
+    assert result.verdict.status == "caution"
+    assert "The behaviour probabilities were estimated from the states" in " ".join(result.verdict.text)
+    logged = evaluate(log, [[0.1, 0.9]], **settings)
+    assert "were estimated" not in " ".join(logged.verdict.text)
+    assert 0.5 in logged.answers["weighted-doubly-robust"].interval
+
+
 def test_where_two_families_disagree_the_interval_holds_both():
     """Half of the rewards depend on a coin that no state shows and that the first action follows: only weights know."""
     rng = np.random.default_rng(0)
@@ -276,7 +307,7 @@ def test_where_two_families_disagree_the_interval_holds_both():
         assert "widened" in " ".join(result.verdict.text)
 
 
-def verdict_on(answers, **diagnostics):
+def judgement_on(answers, **diagnostics):
     """`judge` on intervals of standard errors around values, from 400 episodes that vary alike."""
     psi = np.random.default_rng(0).normal(size=400)
     estimates = {
@@ -286,8 +317,13 @@ def verdict_on(answers, **diagnostics):
     found = {name: replace(one, ess=100.0) for name, one in found.items()}
     sound = {"ess": 100.0, "mean_weight": 1.0, "mean_weight_error": 0.1, "unsupported": 0.0, "span": 10.0}
     sound |= {"tail_target": 0.0, "tail_behaviour": 0.0}
-    verdict, reach, _ = judge(found, estimates, sound | diagnostics, ("certainty-equivalence",))
-    return verdict, reach, found
+    verdict, reach, other = judge(found, estimates, sound | diagnostics, ("certainty-equivalence",))
+    return verdict, reach, found, other
+
+
+def verdict_on(answers, **diagnostics):
+    """The same, without the answer that contradicts."""
+    return judgement_on(answers, **diagnostics)[:3]
 
 
 def test_the_interval_has_room_for_the_choice():
@@ -319,6 +355,41 @@ def test_an_interval_wider_than_all_returns_gives_way_to_one_that_is_not():
     assert verdict_on(both, ess=3.0)[0].status == "cannot tell"
 
 
+def test_weights_alone_are_trusted_as_far_as_the_log_goes():
+    """After a truncated step weighted doubly robust has the values of its critic, which rest on the states."""
+    alone = {"weighted-doubly-robust": (1.0, 0.2)}
+    for hidden, status in ((0.0, "trust"), (0.005, "trust"), (0.5, "caution")):
+        verdict, _, _ = verdict_on(alone, tail_target=hidden, tail_behaviour=hidden)
+        assert verdict.status == status
+    assert "What follows truncated steps it takes from the states" in verdict.text[0]
+    assert "importance sampling and regression count it as zero" in verdict.text[1]
+
+
+def test_truncation_hides_no_more_than_all():
+    """All episodes happen to take the action with weight 2: 180% of the discounted future was said to be hidden."""
+    one = {"states": [0, 0], "actions": [1], "rewards": [1.0], "terminal": False, "behaviour": [0.5]}
+    found = evaluate(Log.from_episodes([one] * 40), [[0.0, 1.0]], discount=0.9, estimators=NAMES)
+    assert (found.diagnostics["tail_behaviour"], found.diagnostics["tail_target"]) == (
+        pytest.approx(0.9),
+        1.0,
+    )
+
+
+def test_estimates_that_nearly_coincide_agree_although_their_difference_hardly_varies():
+    """A tenth of a standard error apart, with a paired difference whose standard error is a hundred times smaller still."""
+    for value, status in ((1.01, "trust"), (1.05, "caution")):
+        both = {"certainty-equivalence": (1.0, 0.1), "weighted-doubly-robust": (value, 0.1001)}
+        assert verdict_on(both)[0].status == status
+
+
+def test_an_interval_wider_than_all_returns_gives_way_to_any_that_is_not():
+    """The returns of the log span 10. A state ratio had to be narrower than the model by 0.6, or nothing was recommended."""
+    both = {"certainty-equivalence": (1.0, 2.8), "state-ratio": (1.0, 2.3)}  # widths of 11 and 9
+    assert verdict_on(both)[0].estimator == "state-ratio"
+    both["certainty-equivalence"] = (1.0, 2.4)
+    assert verdict_on(both)[0].estimator == "certainty-equivalence"
+
+
 def test_an_interval_that_says_nothing_does_not_agree():
     """Both estimates are 1; the returns of the log span 10."""
     for error, status in ((2.0, "trust"), (3.0, "caution")):  # widths of 7.8 and 11.8
@@ -329,6 +400,27 @@ def test_an_interval_that_says_nothing_does_not_agree():
     answers = {"certainty-equivalence": (1.0, 3.0), "weighted-doubly-robust": (1.0, 0.1)}
     verdict, _, _ = verdict_on(answers)
     assert verdict.text[0] == "Take weighted-doubly-robust: it has 100 effective episodes."
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        {"state-ratio": (1.0, 0.1)},
+        {"state-ratio": (1.0, 0.3)},
+        {"certainty-equivalence": (5.0, 0.6), "state-ratio": (1.0, 0.1)},  # only the narrower one disagrees
+        {"certainty-equivalence": (5.0, 3.0), "state-ratio": (1.0, 0.1)},  # the model says nothing
+        {"certainty-equivalence": (5.0, 3.0), "state-ratio": (1.0, 2.0)},  # episodes are chosen
+    ],
+)
+def test_a_family_that_disagrees_is_never_said_to_agree(states):
+    """Every estimator on states was taken to agree with episodes if the model did, or if there was no model."""
+    verdict, _, _, other = judgement_on(states | {"weighted-doubly-robust": (5.0, 0.2)})
+    assert verdict.status == "caution"
+    assert {verdict.estimator, other} == {"state-ratio", "weighted-doubly-robust"}
+    assert f"The interval of {verdict.estimator} is widened to hold that of {other}" in " ".join(verdict.text)
+    assert "agrees" not in " ".join(verdict.text).replace("disagrees", "")
+    near = {name: (5.0, error) for name, (_, error) in states.items()}
+    assert judgement_on(near | {"weighted-doubly-robust": (5.0, 0.2)})[0].status == "trust"
 
 
 @pytest.mark.parametrize(
@@ -359,12 +451,12 @@ NOT_ONE = {"mean_weight": 0.5, "mean_weight_error": 0.02, "ess": 381.0}
         (
             STATES | WEIGHTS,
             NOT_ONE | {"unsupported": 0.15},
-            "seen with probability 15.0%, and the weights of ep",
+            "seen with (discounted) probability 15.0%, and the weights of ep",
         ),
         (
             WEIGHTS,
             NOT_ONE | {"unsupported": 0.65, "unreachable": 0.0},
-            "With (discounted) probability 65% the policy",
+            "The policy leaves what the log has seen with (discounted) probability 65.0%, by actions",
         ),
         (
             WEIGHTS,

@@ -169,6 +169,28 @@ def test_the_page_is_well_formed_and_self_contained(tmp_path):
     assert "0.123456" not in text
 
 
+def test_names_of_users_are_no_markup_on_the_page(tmp_path):
+    name = "*a* `b` $5-$10 \\frac{"
+    table = report.Table("Rates", ("c",), ((report.literal(name),),))
+    fields = {"tables": (table,), "text": (report.literal(name) + " at $c$",), "claims": ()}
+    report.write_page(tmp_path / "page.html", "Names", [(tmp_path, section(tmp_path, **fields))])
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert f"<td>{name}</td>" in text
+    assert f"<p>{name} at <math" in text
+    assert report.plain(report.literal(name)) == name
+
+
+def test_many_sections_do_not_push_the_page_away_with_their_links(tmp_path):
+    many = [(tmp_path, report.Section(f"s{i}", f"Section {i}")) for i in range(13)]
+    for count, folded in ((12, False), (13, True)):
+        report.write_page(tmp_path / "page.html", "Many", many[:count])
+        text = (tmp_path / "page.html").read_text("utf-8")
+        assert (f"<details><summary>{count} sections</summary>" in text) == folded
+        reader = Reader()
+        reader.feed(text)
+        assert reader.open == []
+
+
 def test_the_page_names_data_by_their_place_beside_it(tmp_path):
     inner = tmp_path / "inner"
     inner.mkdir()

@@ -1,4 +1,4 @@
-"""Step 6, conclusion: the answers with their verdict, the difference to the policy that made the log, and all of it together."""
+"""Step 6, conclusion: the verdict, the difference to the policy that made the log, and the `Evaluation` that holds everything."""
 
 from __future__ import annotations
 
@@ -35,8 +35,19 @@ def conclude(
     notes: Iterable[str],
     curves: dict[str, Any],
 ) -> Evaluation:
-    """The verdict on the answers, the difference to the log's own policy (`logged`, where the plain average is not its value),
-    and all of it together."""
+    """Judges the answers, compares the recommended one with the log's own policy, and collects everything in an `Evaluation`.
+
+    Args:
+        answers: by estimator.
+        estimates: by estimator; networks have none.
+        sums: of importance sampling; they have the returns of the log.
+        diagnostics: of weights, support and states; what is found here is added.
+        settings: the arguments of `evaluate`.
+        preferred: estimators of the model family, best first.
+        logged: value of the log's own policy, if the log is truncated and the value past truncation is known.
+        notes: what was done to the data, and what was left out.
+        curves: data of the figures.
+    """
     level, seed = settings["level"], settings["seed"]
     possible = sums.value_range()
     average = if_alike(sums.behaviour(), possible, sums.episodes)
@@ -48,19 +59,21 @@ def conclude(
         answers, estimates = _widened(verdict.estimator, answers, estimates, judgement, possible)
 
     own, reason = average, ""
-    if diagnostics["tail_behaviour"] > STOPPED:  # the plain average stops at truncation
+    if diagnostics["tail_behaviour"] > STOPPED:  # the average return stops at truncation
         if logged is None:
             reason = "the log is truncated, and its own value past that point is not known"
         else:
             own = if_alike(logged, possible, sums.episodes, sums.same)
             if diagnostics["markov_fails"]:
-                reason = "the log is truncated, and its states do not tell what follows"
+                reason = (
+                    "the log is truncated, and its states leave out something that matters for what follows"
+                )
     diagnostics["behaviour_value"] = None if reason else own.value
 
     advantage = None
     if verdict.estimator is not None:
         if verdict.estimator not in estimates:
-            reason = f"{verdict.estimator} has no influence of single episodes"
+            reason = f"{verdict.estimator} does not show how much single episodes contribute"
         if not reason:
             advantage = difference(estimates[verdict.estimator], own, level=level, seed=seed)
         verdict = compare(verdict, advantage, reason)
@@ -78,9 +91,9 @@ def conclude(
 
 
 def compare(verdict: Verdict, advantage: Interval | None, reason: str = "") -> Verdict:
-    """The verdict with a sentence on π against μ: from the interval of the difference of their values, or why there is none."""
+    """The verdict with a sentence on whether π is better than μ. `advantage` is the interval of the difference of their values."""
     if advantage is None:
-        sentence = f"Whether it is better than the policy that made the log cannot be said: {reason}."
+        sentence = f"Whether the policy is better than the one that made the log cannot be said: {reason}."
         return replace(verdict, text=(*verdict.text, sentence))
     better = "better" if advantage.low > 0 else "worse" if advantage.high < 0 else "cannot tell"
     sentence = f"The policy is {better} than the one that made the log"
@@ -91,7 +104,7 @@ def compare(verdict: Verdict, advantage: Interval | None, reason: str = "") -> V
 
 
 def disagreeing(answers: Mapping[str, Answer], estimates: Mapping[str, Estimate]) -> list[tuple[str, str]]:
-    """Pairs of estimators that differ beyond chance: by a paired test where there are influences, else by their intervals."""
+    """Pairs of estimators that disagree beyond chance: in a paired test of their influences, or because their intervals are disjoint."""
     names = list(answers)
     found = []
     for i, first in enumerate(names):
@@ -109,9 +122,9 @@ def _widened(
     judgement: Judgement,
     possible: tuple[float, float],
 ) -> tuple[dict[str, Answer], dict[str, Estimate]]:
-    """The answers and estimates, those of the recommended estimator with room for the choice and for the other value.
+    """Answers and estimates, the recommended ones widened as the verdict says.
 
-    What is compared with the recommended estimate later, the log's own policy or another policy, so gets the same room.
+    The estimate gets the same room as the answer. So differences to the log's own policy and to other policies have it as well.
     """
     answers, estimates = dict(answers), dict(estimates)
     found, other = answers[name], judgement.other
@@ -130,7 +143,7 @@ def _widened(
 def _cut(
     answers: Mapping[str, Answer], rewards: tuple[float, float], possible: tuple[float, float]
 ) -> list[str]:
-    """A note on the estimates that went beyond what the rewards permit."""
+    """A note on estimates that went beyond what the rewards permit."""
     beyond = [a.name for a in answers.values() if a.beyond]
     if not beyond:
         return []

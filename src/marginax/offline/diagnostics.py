@@ -1,4 +1,4 @@
-"""What the weights, the behaviour probabilities, the support and the returns look like: numbers for the verdict, and curves for the page."""
+"""Diagnostics of weights, behaviour probabilities, support and returns: numbers for the verdict, and curves for the page."""
 
 from __future__ import annotations
 
@@ -16,16 +16,25 @@ from marginax.offline.results import Estimate, Influence, effective, if_alike, r
 from marginax.statistics import studentised_bootstrap
 from marginax.weights.empirical import EmpiricalMDP
 
-STOPPED = 0.01  # share of the discount after truncated steps from which the log's plain average is not its policy's value
+STOPPED = 0.01  # with a larger share of the discount after truncated steps, the log's average return is not its policy's value
 
 
 def diagnostics_of(
-    sums: ImportanceSums, how: str, check: Calibration | None, markov: MarkovTest, level: float
+    sums: ImportanceSums,
+    how: str,
+    check: Calibration | None,
+    markov: MarkovTest,
+    level: float,
+    *,
+    weighed: bool = True,
 ) -> dict[str, Any]:
-    """What the weights of episodes, the behaviour probabilities and the states look like."""
+    """Diagnostics of the weights of episodes, the behaviour probabilities, the states and the returns.
+
+    Without ratios (`weighed` is False) the weights in `sums` are all 0 and mean nothing.
+    """
     weights, n = sums.weights, sums.episodes
     ratio, ratio_error = sums.mean_ratio()
-    tail_behaviour, tail_target = sums.sums["tail"] / n
+    tail_behaviour, tail_target = np.minimum(sums.sums["tail"] / n, 1.0)  # mean weights may exceed 1
     return {
         "episodes": n,
         "transitions": sums.steps,
@@ -33,6 +42,7 @@ def diagnostics_of(
         "truncated": sums.truncated,
         "tail_behaviour": float(tail_behaviour),
         "tail_target": float(tail_target),
+        "weighed": weighed,
         "ess": sums.ess(),
         "tail_index": sums.tail_index(),
         "mean_weight": float(weights.mean()),
@@ -42,6 +52,7 @@ def diagnostics_of(
         "largest_weights": [
             {"weight": w, "episode": name, "step": step, "state": state, "action": action}
             for w, name, step, state, action in sums.top
+            if w > 0
         ],
         "behaviour": how,
         "behaviour_deviation": None if check is None else check.deviation,
@@ -50,24 +61,22 @@ def diagnostics_of(
         "markov_score": markov.score,
         "markov_degrees": markov.degrees,
         "markov_fails": markov.fails,
-        "returns": returns_of(sums, level),
+        "returns": returns_of(sums, level, weighed),
         "span": sums.return_span,
     }
 
 
-def returns_of(sums: ImportanceSums, level: float) -> dict[str, Any]:
-    """The distribution of returns, of π where its weights allow and of the log, unless truncation hides a part of them."""
+def returns_of(sums: ImportanceSums, level: float, weighed: bool) -> dict[str, Any]:
+    """Distributions of returns of the log and, with enough effective episodes, of π; None if truncation hides a part of returns."""
     if sums.sums["tail"][0] > STOPPED * sums.episodes:
         reason = "truncated episodes hide a part of their returns"
         return {"target": None, "behaviour": None, "reason": reason}
     returns, possible = sums.sums["earned"], sums.value_range()
     logged = distribution(returns, np.ones_like(returns), level, possible)
     if sums.ess() < FEW:
-        return {
-            "target": None,
-            "behaviour": logged,
-            "reason": f"{effective(sums.ess())} are too few ({FEW:.0f} are needed)",
-        }
+        reason = f"{effective(sums.ess())} are too few ({FEW:.0f} are needed)"
+        reason = reason if weighed else "importance sampling does not apply"
+        return {"target": None, "behaviour": logged, "reason": reason}
     target = distribution(returns, sums.weights, level, possible)
     return {"target": target, "behaviour": logged, "reason": None}
 
@@ -75,11 +84,11 @@ def returns_of(sums: ImportanceSums, level: float) -> dict[str, Any]:
 def distribution(
     returns: np.ndarray, weights: np.ndarray, level: float, possible: tuple[float, float]
 ) -> dict[str, Any]:
-    """Quantiles of the return of an episode and means of its worst part (CVaR), with intervals; weights are self-normalised.
+    """Quantiles of the return of an episode and means of the worst returns (CVaR), with intervals; weights are self-normalised.
 
-    The interval of a quantile inverts that of the distribution function; beyond the returns that were seen it goes on to what is
-    `possible`. That of a CVaR is a studentised bootstrap; where nothing in the worst part varies, a worse kind of return that was
-    not seen has the probability that Clopper and Pearson's bound allows.
+    The interval of a quantile inverts that of the distribution function. Beyond the returns in the log it reaches to what is
+    `possible`. The interval of a CVaR is a studentised bootstrap. If the worst returns do not vary, it has room for a worse
+    return that was not seen, with the probability of Clopper and Pearson's bound.
     """
     order, n = np.argsort(returns), len(returns)
     returns, w = returns[order], weights[order] / weights.sum()
@@ -92,8 +101,8 @@ def distribution(
     def quantile(share: float) -> dict[str, float]:
         value = at(share)
         below = returns <= value
-        # Where many returns are equal or one weight is large, more than `share` lies below the value, even all: at the share itself
-        # the distribution function has at least the variance of that many effective episodes.
+        # If many returns are equal or one weight is large, a larger share than `share` lies below the value, or even all. At the
+        # share itself the variance is at least that of a binomial of the effective episodes.
         variance = max((w**2 * (below - w[below].sum()) ** 2).sum(), share * (1 - share) * (w**2).sum())
         half = z * float(np.sqrt(variance))
         low = at(share - half) if share > half else possible[0]
@@ -123,7 +132,7 @@ def distribution(
 
 
 def pairs_of(visits: np.ndarray, model: Model) -> dict[str, Any]:
-    """Diagnostics of pairs: where π leaves the log, and where its ratios are large."""
+    """Diagnostics of pairs: those where π leaves the log, and those with the largest ratios."""
     a = visits.shape[1]
     left, ratios, visits = model.off_support_occupancy.ravel(), model.weights.ravel(), visits.ravel()
     worst, most = np.argsort(left)[::-1][:10], np.argsort(ratios)[::-1][:10]
@@ -150,17 +159,17 @@ def labelled(diagnostics: dict[str, Any], encoding: Mapping[str, list[str]] | No
 
 
 def curves_of(
-    sums: ImportanceSums, seen: np.ndarray, target: np.ndarray, check: Calibration | None
+    sums: ImportanceSums, overlap: tuple[np.ndarray, np.ndarray] | None, check: Calibration | None
 ) -> dict[str, Any]:
-    """Data behind the plots of the page: weights, and the shares of the log and of π in each pair."""
+    """Data of the figures. `overlap` has the shares of the log and of π in each pair, if they are known."""
     positive = sums.weights[sums.weights > 0]
-    logs = np.log10(np.maximum(positive, 1e-12)) if len(positive) else np.zeros(1)
-    heights, edges = np.histogram(logs, bins=40, range=(logs.min() - 0.05, logs.max() + 0.05))
-    zeros = int((sums.weights == 0).sum())
+    logs = np.log10(np.maximum(positive, 1e-12))
+    ends = (logs.min() - 0.05, logs.max() + 0.05) if len(logs) else (-1.0, 1.0)
+    heights, edges = np.histogram(logs, bins=40, range=ends)
     return {
         "ess_by_time": sums.ess_by_time(),
-        "weight_histogram": {"edges": edges, "heights": heights, "zeros": zeros},
-        "overlap": {"behaviour": seen, "target": target},
+        "weight_histogram": {"edges": edges, "heights": heights, "zeros": int((sums.weights == 0).sum())},
+        "overlap": None if overlap is None else {"behaviour": overlap[0], "target": overlap[1]},
         "calibration": None
         if check is None
         else {"predicted": check.predicted, "observed": check.observed, "weight": check.weight},
@@ -168,10 +177,10 @@ def curves_of(
 
 
 def unreachable(counts: EmpiricalMDP, mu: np.ndarray | None, model: Model, how: str) -> float:
-    """Discounted visits of π to pairs that the behaviour policy never takes, as far as its probabilities say.
+    """Discounted visits of π to pairs that the behaviour policy never takes, as far as its probabilities tell.
 
-    A pair that the log missed by chance is none of them: the logged probabilities of the actions that were taken leave something
-    over for it. Estimated probabilities leave nothing.
+    If the logged probabilities of the actions taken in a state do not sum to 1, the log missed the others by chance. Estimated
+    probabilities always sum to 1: pairs outside the log count as never taken.
     """
     if how == "estimated":
         return model.unsupported

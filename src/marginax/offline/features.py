@@ -26,7 +26,7 @@ _EXACT = 100_000  # transitions above which products of features have single pre
 
 
 class Choices(eqx.Module):
-    """What π does in n states: M actions with weights that sum to 1 (all actions, or draws).
+    """What π does in n states: M actions with weights that sum to 1. They are all actions, or draws.
 
     Attributes:
         observations: [n, D], standardised.
@@ -76,7 +76,7 @@ class Pairs:
         return np.asarray(self.actions.sum(axis=0) == 0)
 
     def some(self, most: int, seed: int) -> tuple[Pairs, np.ndarray]:
-        """Episodes drawn without replacement until they have `most` transitions (all of them if there are no more), and their rows."""
+        """Episodes with about `most` transitions, drawn without replacement, and their rows in the log; all if there are no more."""
         log = self.log
         if len(log) <= most:
             return self, np.arange(len(log))
@@ -94,7 +94,7 @@ class Pairs:
 
 
 class Standard(NamedTuple):
-    """Shift and scale that give columns mean 0 and standard deviation 1; a column that does not vary is only shifted."""
+    """Shift and scale that give columns mean 0 and standard deviation 1. A constant column is only shifted."""
 
     centre: np.ndarray
     scale: np.ndarray
@@ -111,7 +111,7 @@ class Standard(NamedTuple):
 
 
 def prepare(log: Log, policy: FunctionPolicy, seed: int) -> Pairs:
-    """Standardises a log and asks the policy at every state that matters.
+    """Standardises a log, and asks the policy for its actions at the next and the first observations.
 
     Raises:
         ValueError: if the policy's answer does not fit the log's actions.
@@ -275,13 +275,13 @@ class Features:
 
 @dataclass(frozen=True)
 class LinearFit:
-    """The projected solution.
+    """The solution of LSTD-Q.
 
     Attributes:
         delta: [N] r + γ V(x') - Q(x,a), with the values of its step where there is a horizon.
         weights: [N] w(x,a), so that (1/E) Σ w r is the value.
-        leading: [N] the same of all steps but the last that counts: of those that another step follows.
-        weighted_errors: [N] w δ, summed over the steps at which π may meet the pair.
+        leading: [N] the same without the last step of the horizon, which no other step follows.
+        weighted_errors: [N] w δ, with a horizon summed over the steps at which π may visit the pair.
         starts: [E] V(x_0).
         crossed: [N] δ and [E] V(x_0) by a fit to the other half of the episodes.
     """
@@ -295,7 +295,7 @@ class LinearFit:
 
 
 def fit(pairs: Pairs, discount: float, seed: int, *, horizon: int | None = None) -> LinearFit:
-    """Solves on all transitions, and on those of each half of the episodes for the other."""
+    """LSTD-Q on all transitions, and for each half of the episodes on those of the other half."""
     log = pairs.log
     sizes = pairs.observations.shape[1], pairs.actions.shape[1]
     dtype = np.float64 if len(log) <= _EXACT else np.float32
@@ -347,7 +347,7 @@ def fit(pairs: Pairs, discount: float, seed: int, *, horizon: int | None = None)
 def _solve(
     gram: np.ndarray, ahead: np.ndarray, rewards: np.ndarray, begin: np.ndarray, horizon: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """[F, H] θ, θ of the step after and the dual, for each step up to the horizon; one for all (H = 1) where there is none.
+    """[F, H] θ, θ of the following step and the dual, for each step of the horizon; without a horizon H = 1.
 
     With a horizon the equation is solved backwards: θ_h = G⁻¹ (Σ φ r + γ Σ φ φ_π'ᵀ θ_{h+1}), G = Σ φφᵀ + ridge.
     """

@@ -42,10 +42,10 @@ _RIDGE = 1e-6
 
 
 def learn(rows: Rows, backup: str, discount: float, key: Array, training: Training) -> tuple[MLP, MLP]:
-    """An ensemble of value networks by descent on `one-step`, `retrace` or `marginalized` targets.
+    """An ensemble of value networks, by descent on `one-step`, `retrace` or `marginalized` targets.
 
-    Windows of the log give multi-step targets through `marginax.targets`; for `marginalized` a second network
-    estimates the TD weights of each window's start by regression on cumulative traces.
+    Multi-step targets are those of `marginax.targets` on windows of the log. For `marginalized` a second network estimates the
+    TD weights from the first step of each window, by regression on cumulative traces.
 
     Args:
         rows: the log on the device.
@@ -58,7 +58,7 @@ def learn(rows: Rows, backup: str, discount: float, key: Array, training: Traini
     size = rows.observations.shape[1] + rows.actions.shape[1]
     q = MLP(size, 1, training.hidden, key=first, copies=training.members)
     w = MLP(2 * size, 1, training.hidden, key=second, copies=training.members)
-    # Start from the value of the mean reward for ever: the ensemble then learns differences only.
+    # Begin at the value of the mean reward in all steps: the ensemble learns the differences.
     going = 1 - float(rows.terminal.mean())
     level = float(rows.rewards.mean()) / (1 - discount * going)
     q = eqx.tree_at(lambda net: net.biases[-1], q, q.biases[-1] + level)
@@ -69,7 +69,7 @@ def learn(rows: Rows, backup: str, discount: float, key: Array, training: Traini
 def fitted_q(
     log: Log, rows: Rows, networks: tuple[MLP, MLP], backup: str, discount: float, training: Training
 ) -> np.ndarray:
-    """[members] values by fitted Q evaluation, from the networks of `learn` with their last layer solved for."""
+    """[members] values by fitted Q evaluation: the networks of `learn`, with the last layer solved for."""
     values = []
     for k, per_episode in enumerate(np.asarray(rows.per_episode, np.float64)):
         q, w = (member(network, k) for network in networks)
@@ -136,7 +136,7 @@ def _solve(
     discount: float,
     training: Training,
 ) -> float:
-    """The value by one member, its last layer θ the fixed point of θ ↦ least squares of φ·θ on the targets."""
+    """The value by one member. Its last layer is the fixed point of θ ↦ the least-squares fit of φ·θ to the targets of φ·θ."""
     phi, following, start = basis(network, rows)
     per_row = per_episode[log.episode] / len(log)
     white = whitening(phi, per_row * len(log))

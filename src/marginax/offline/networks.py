@@ -1,7 +1,7 @@
-"""Networks for logs with observations: how they are fed and fitted.
+"""Networks for logs with observations: their inputs and their training.
 
-Every estimator is trained as an ensemble whose members weight the episodes by their own resample, so that the
-spread of the members is a bootstrap over episodes. Losses are means over transitions of the log.
+Every estimator is an ensemble. Each member has its own resample of the episodes, so the spread of the members is a bootstrap
+over episodes. Losses are means over transitions of the log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Training:
 
     Attributes:
         steps: gradient steps.
-        batch: transitions (or windows) a step.
+        batch: transitions (or windows) in each step.
         rate: learning rate of Adam, decayed to a tenth.
         hidden: sizes of the hidden layers.
         members: networks in an ensemble.
@@ -58,7 +58,7 @@ class Training:
 
 
 class Rows(eqx.Module):
-    """A log on the device."""
+    """A log as arrays of the device."""
 
     observations: Float[Array, "N D"]
     actions: Float[Array, "N K"]
@@ -76,7 +76,7 @@ class Rows(eqx.Module):
 def rows_of(
     pairs: Pairs, ratios: np.ndarray | None, weights: np.ndarray, discount: float, scale: float
 ) -> Rows:
-    """Puts a log on the device: rewards over `scale`, traces min(1, π/μ), and γ^t ρ_t for regression."""
+    """Puts a log on the device: rewards divided by `scale`, traces min(1, π/μ), and γ^t ρ_t for regression."""
     log = pairs.log
     ones = np.ones(len(log))
     rho = ones if ratios is None else log.products(ratios)
@@ -107,7 +107,7 @@ def at(network: MLP, rows: Rows, index: Array) -> Array:
 def expected(network: MLP, choices: Choices, key: Array | None = None) -> Array:
     """[members, n, outputs] Σ_a π(a|x) f(x,a) at n states.
 
-    With a key, over two of the draws from a continuous policy instead of all: unbiased, and cheaper.
+    With a key, a continuous policy is averaged over two of its draws instead of all. This is unbiased, and cheaper.
     """
     actions, weights = choices.actions, choices.weights
     n, m = weights.shape
@@ -123,7 +123,7 @@ def expected(network: MLP, choices: Choices, key: Array | None = None) -> Array:
 
 
 def hidden(network: MLP) -> MLP:
-    """The network without its last layer, with a unit that is 1: its value is linear in these outputs."""
+    """The network without its last layer, and with a constant output 1. The value of the network is linear in these outputs."""
     lead = network.weights[-1].shape[:-2]
     size = network.weights[-1].shape[-2]
     through = jnp.concatenate([jnp.eye(size), jnp.zeros((size, 1))], axis=1)
@@ -138,13 +138,13 @@ def member(network: MLP, k: int) -> MLP:
 
 
 def everywhere(function: Callable[[Array], Array], size: int) -> np.ndarray:
-    """`function` of row numbers [n], for all rows, block by block; float64."""
+    """`function` of all row numbers, in blocks [n]; float64."""
     blocks = np.array_split(np.arange(size), max(1, size // 20_000))
     return np.concatenate([np.asarray(function(jnp.asarray(b)), np.float64) for b in blocks], axis=-2)
 
 
 def basis(network: MLP, rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The hidden layer φ that a network's value is linear in: φ(x,a) [N, F], φ(x',π) [N, F], φ(x_0,π) [E, F]."""
+    """The outputs φ of `hidden` on a log: φ(x,a) [N, F], φ(x',π) [N, F], φ(x_0,π) [E, F]."""
     features, steps = hidden(network), len(rows.rewards)
     return (
         everywhere(lambda i: at(features, rows, i), steps),
@@ -154,7 +154,7 @@ def basis(network: MLP, rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def whitening(phi: np.ndarray, per_row: np.ndarray, ridge: float = 1e-6) -> np.ndarray:
-    """[F, F] U such that φU has the identity for its mean square, rows weighted; up to a relative ridge."""
+    """[F, F] U such that the weighted mean of (φU)ᵀ(φU) is the identity, up to a relative ridge."""
     gram = phi.T @ (per_row[:, None] * phi) / len(phi)
     gram += ridge * np.trace(gram) / len(gram) * np.eye(len(gram))
     return np.linalg.inv(np.linalg.cholesky(gram)).T
@@ -166,9 +166,9 @@ Loss = Callable[[Any, Any, Array, Any], Array]
 def descend(
     loss: Loss, parameters: Any, key: Array, training: Training, rows: Any, *, slow: bool = False
 ) -> Any:
-    """Adam on `loss(parameters, slow_parameters, key, rows)`; returns the averaged parameters of the second half.
+    """Adam on `loss(parameters, slow_parameters, key, rows)`; returns the average of the parameters over the second half of the steps.
 
-    With `slow`, a Polyak-averaged copy is handed to the loss (a target network); else the parameters themselves.
+    With `slow` the second argument of the loss is a Polyak-averaged copy (a target network), else the parameters themselves.
     """
     schedule = optax.cosine_decay_schedule(training.rate, training.steps, 0.1)
     optimiser = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(schedule))

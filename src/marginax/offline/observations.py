@@ -11,7 +11,14 @@ import numpy as np
 from scipy.stats import t as student
 
 from marginax.offline import features, networks
-from marginax.offline.behaviour import BEHAVIOURS, NOT_LOGGED, Behaviour, doubts, fit_behaviour
+from marginax.offline.behaviour import (
+    BEHAVIOURS,
+    NOT_LOGGED,
+    Behaviour,
+    Calibration,
+    doubts,
+    fit_behaviour,
+)
 from marginax.offline.conclusion import conclude
 from marginax.offline.diagnostics import curves_of, diagnostics_of
 from marginax.offline.features import LinearFit, Pairs, prepare, target_probability
@@ -44,22 +51,22 @@ _WITHOUT_RATIOS = ("saddle-point", "fenchel", "fqe-one-step")
 DOUBTS = 4.0  # standard errors by which a fitted policy may explain held-out actions better than the logged probabilities
 DRAWS = 4  # of random features
 UNSEEN = 0.0  # the value that features give to actions which the log never takes
-SAMPLE = 50_000  # transitions that are enough to train networks on and to test assumptions: see `Training`
+SAMPLE = 50_000  # transitions that are enough to train networks and to test assumptions
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What is fitted to a log if the policy can be asked for its actions anywhere, and what tests of the fit say.
+    """What is fitted to a log, for a policy that can be asked for its actions anywhere, and tests of the fit.
 
     Attributes:
         pairs: the log as inputs of function approximation.
-        sample: episodes of it for what needs no more of them: networks, and tests of assumptions.
+        sample: some episodes of it, enough for networks and for tests of assumptions.
         rows: [n] rows of the log that are in the sample.
-        behaviour: the behaviour policy, fitted even where its probabilities were logged.
+        behaviour: the behaviour policy, fitted even if its probabilities were logged.
         linear: certainty equivalence with the first draw of random features.
         estimate: the value by certainty equivalence, from all draws.
-        markov: whether the observations hold all that matters.
-        doubt: standard errors by which a fitted policy explains actions better than the logged probabilities do.
+        markov: test whether the observations hold all that matters.
+        doubt: by how many standard errors a fitted policy explains the actions better than the logged probabilities do.
     """
 
     pairs: Pairs
@@ -74,6 +81,7 @@ class Fitted:
 
 def evaluate_observations(source: Source, policy: Policy, request: Request) -> Evaluation:
     """The answers of all estimators for a log of observations; see `marginax.offline.evaluate`."""
+    # Step 1: open the log, and refuse what cannot be evaluated before anything is fitted.
     log = source.read()
     if log.num_episodes < 2:
         raise ValueError(ONE_EPISODE)
@@ -81,15 +89,9 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
         raise ValueError("a table of states cannot be a policy for a log with observations")
     rewards = request.rewards(float(log.rewards.min()), float(log.rewards.max()))
     how = _behaviour_from(log, policy, request.behaviour)
-    notes: list[str] = []
-    if request.discount == 1 and request.horizon is None and log.truncated.any():
-        request = replace(request, horizon=int(log.lengths.max()))
-        notes.append(
-            f"without a discount, and with truncated episodes, values are those of the first {request.horizon} steps, the length "
-            "of the longest episode"
-        )
+    request, notes = _with_horizon(request, log)
 
-    # Step 2: fit the behaviour policy, and certainty equivalence, where the policy can be asked.
+    # Step 2: fit the behaviour policy and certainty equivalence, if the policy can be asked for its actions anywhere.
     fitted = None
     if isinstance(policy, FunctionPolicy):
         fitted = _fit(source, log, policy, how, request, notes)
@@ -100,49 +102,39 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
         )
 
     # Step 3: weigh.
-    chance = log.behaviour if fitted is None or how == "logged" else fitted.behaviour.chance
-    ratios = _ratios(policy, log, chance, notes)
+    ratios = _ratios(policy, log, how, fitted, notes)
     sums = _weigh(log, ratios, fitted, rewards, request)
 
     # Step 4: estimate.
-    by_model = None if fitted is None else fitted.estimate
-    estimates = {} if ratios is None else sums.estimates(by_model)
-    if by_model is not None:
-        estimates["certainty-equivalence"] = by_model
-    estimates = {name: estimates[name] for name in request.estimators if name in estimates}
-    by_networks: dict[str, Answer] = {}
-    if fitted is not None:
-        seen = None if ratios is None else ratios[fitted.rows]
-        wanted = _networks_wanted(request, seen is not None, notes)
-        by_networks = _network_answers(fitted.sample, seen, wanted, request, sums.unseen_rewards())
+    estimates = _estimates(sums, ratios, fitted, request)
+    by_networks = {} if fitted is None else _network_values(fitted, ratios, request, notes)
 
     # Step 5: intervals.
-    never, support = _support(fitted, request.discount)
-    left, possible = support["unsupported"] or 0.0, sums.value_range()
-    alike: dict[str, Any] = {"episodes": log.num_episodes, "same": sums.same}
-    missing: dict[str, Any] = {"default": UNSEEN, "unsupported": left, "unreachable": never}
-    estimates = with_room(estimates, possible, **alike, **missing)
+    never, hardly = _support(fitted, request.discount)
+    possible, episodes, same = sums.value_range(), log.num_episodes, sums.same
+    estimates = with_room(
+        estimates,
+        possible,
+        episodes=episodes,
+        same=same,
+        default=UNSEEN,
+        unsupported=never,
+        unreachable=never,
+        extrapolated=hardly,
+    )
     bound = sums.bound(request.level) if how == "logged" and ratios is not None else None
     answers = intervals(estimates, possible, **request.bootstrap, bound=bound)
-    for name, one in by_networks.items():
-        mass = never if name == "regression" else left
-        room = mass * (possible[1] - possible[0])  # networks may say anything there
-        bare = Estimate(one.value, one.error * np.array([1.0, -1.0]))  # of networks, without influences
-        below, above = if_alike(bare, possible, **alike).left_open(request.level)
-        wider = one.interval.widened(room + below, room + above)
-        answers[name] = within(replace(one, interval=wider), possible)
+    for name, values in by_networks.items():
+        unseen, mass = (sums.unseen_rewards(), never) if name == "regression" else (0.0, never + hardly)
+        room = unseen + mass * (possible[1] - possible[0])  # networks may say anything there
+        answers[name] = _answer_of_members(name, values, request.level, room, possible, episodes, same)
 
     # Step 6: diagnostics and verdict.
-    check = None if fitted is None else fitted.behaviour.calibration
-    markov = MarkovTest(0.0, 0) if fitted is None else fitted.markov
-    diagnostics = diagnostics_of(sums, how, check, markov, request.level) | support
-    ends = log.num_episodes, int(log.truncated.sum())
-    diagnostics["set_aside"] = source.share_set_aside(len(log), *ends)
-    if how == "logged":
-        doubt = 0.0 if fitted is None else fitted.doubt
-        diagnostics |= {"behaviour_suspicious": doubt > DOUBTS, "behaviour_deviation": doubt}
-    if ratios is None:
-        diagnostics["largest_weights"] = []
+    check = None if fitted is None or how == "logged" else fitted.behaviour.calibration
+    diagnostics = _diagnostics(sums, ratios, fitted, how, check, request.level)
+    diagnostics["unsupported"] = None if fitted is None else never + hardly
+    diagnostics["unsupported_steps"] = not log.discrete_actions
+    diagnostics["set_aside"] = source.share_set_aside(len(log), episodes, int(log.truncated.sum()))
     return conclude(
         answers,
         estimates,
@@ -151,7 +143,7 @@ def evaluate_observations(source: Source, policy: Policy, request: Request) -> E
         request.settings(source, policy, how, rewards),
         preferred=PREFERRED,
         notes=(*notes, *source.notes),
-        curves=curves_of(sums, *_overlap(fitted), check),
+        curves=curves_of(sums, None if fitted is None else _overlap(fitted), check),
     )
 
 
@@ -170,6 +162,18 @@ def _behaviour_from(log: Log, policy: Policy, behaviour: Any) -> str:
         if behaviour == "estimated":
             raise ValueError("behaviour cannot be estimated where the policy is known on the log's rows only")
     return "logged" if logged and behaviour != "estimated" else "estimated"
+
+
+def _with_horizon(request: Request, log: Log) -> tuple[Request, list[str]]:
+    """The request, with a horizon if values would be infinite without one, and a note that says so."""
+    if request.discount < 1 or request.horizon is not None or not log.truncated.any():
+        return request, []
+    longest = int(log.lengths.max())
+    note = (
+        f"without a discount, and with truncated episodes, values are those of the first {longest} steps, the length of the "
+        "longest episode"
+    )
+    return replace(request, horizon=longest), [note]
 
 
 def _fit(
@@ -197,9 +201,10 @@ def _fit(
 
 
 def _ratios(
-    policy: RowPolicy | FunctionPolicy, log: Log, chance: np.ndarray | None, notes: list[str]
+    policy: RowPolicy | FunctionPolicy, log: Log, how: str, fitted: Fitted | None, notes: list[str]
 ) -> np.ndarray | None:
-    """[N] π/μ of the logged actions, which μ takes with these chances; None for a policy without a density."""
+    """[N] π/μ of the logged actions; None for a policy without a density."""
+    chance = log.behaviour if fitted is None or how == "logged" else fitted.behaviour.chance
     assert chance is not None
     if isinstance(policy, RowPolicy):
         return policy.at(log) / chance
@@ -218,7 +223,7 @@ def _weigh(
     rewards: tuple[float, float],
     request: Request,
 ) -> ImportanceSums:
-    """Step 3: importance sampling and, with the critics of the other fold, doubly robust; weights of 0 where ratios are not known."""
+    """Step 3: sums of importance sampling and, with critics of the other fold, of doubly robust. Unknown ratios count as 0."""
     cut, inside = request.cut(log)
     errors = None
     if fitted is not None and ratios is not None and request.wants(*ROBUST):
@@ -230,8 +235,19 @@ def _weigh(
     return sums
 
 
+def _estimates(
+    sums: ImportanceSums, ratios: np.ndarray | None, fitted: Fitted | None, request: Request
+) -> dict[str, Estimate]:
+    """Step 4: the estimates that were asked for, without those of networks."""
+    by_model = None if fitted is None else fitted.estimate
+    found = {} if ratios is None else sums.estimates(by_model)
+    if by_model is not None:
+        found["certainty-equivalence"] = by_model
+    return {name: found[name] for name in request.estimators if name in found}
+
+
 def _linear_estimate(pairs: Pairs, request: Request) -> tuple[Estimate, LinearFit]:
-    """The mean over draws of random features; twice their spread is what the choice of features leaves open. And the first draw."""
+    """The mean over draws of random features, with a bias bound of twice their spread; and the fit with the first draw."""
     log, seeds = pairs.log, range(request.seed, request.seed + DRAWS)
     draws = [features.fit(pairs, request.discount, seed, horizon=request.horizon) for seed in seeds]
     values = np.array([fit.starts.mean() for fit in draws])
@@ -245,25 +261,21 @@ def _linear_estimate(pairs: Pairs, request: Request) -> tuple[Estimate, LinearFi
     return estimate, draws[0]
 
 
-def _networks_wanted(request: Request, has_ratios: bool, notes: list[str]) -> list[str]:
-    """The estimators with networks that were asked for and apply."""
-    wanted = [name for name in request.wants(*NETWORKS) if has_ratios or name in _WITHOUT_RATIOS]
+def _network_values(
+    fitted: Fitted, ratios: np.ndarray | None, request: Request, notes: list[str]
+) -> dict[str, np.ndarray]:
+    """Step 4: values [members] by networks, for each of these estimators that was asked for and applies."""
+    wanted = [name for name in request.wants(*NETWORKS) if ratios is not None or name in _WITHOUT_RATIOS]
     if wanted and (request.horizon is not None or request.discount == 1):
         notes.append("networks need a discount below 1 and no horizon; they were left out")
-        return []
-    return wanted
-
-
-def _network_answers(
-    pairs: Pairs, ratios: np.ndarray | None, wanted: list[str], request: Request, unseen: float
-) -> dict[str, Answer]:
-    """Ensembles whose members resample the episodes; `unseen` is what regression leaves open."""
-    log, training, discount = pairs.log, request.training, request.discount
+        return {}
     if not wanted:
         return {}
+    pairs, log = fitted.sample, fitted.sample.log
+    training, discount = request.training, request.discount
     scale = max(float(np.abs(log.rewards).max()), 1e-8)
     weights = networks.resample(log.num_episodes, training.members, request.seed)
-    rows = networks.rows_of(pairs, ratios, weights, discount, scale)
+    rows = networks.rows_of(pairs, None if ratios is None else ratios[fitted.rows], weights, discount, scale)
     balances = bool({"saddle-point", "fenchel"} & set(wanted))  # they balance the log against fitted values
     moments = moments_of(pairs, discount, request.seed) if balances else None
 
@@ -290,42 +302,49 @@ def _network_answers(
             w = balanced(rows, moments, trained["fqe-one-step"].result()[0], discount, w)
         return (weights[:, log.episode] * w * log.rewards).sum(axis=1) / weights.sum(axis=1)
 
-    return {
-        name: _answer_of_members(name, values(name), request.level, unseen if name == "regression" else 0.0)
-        for name in request.progress("networks", wanted)
-    }
+    return {name: values(name) for name in request.progress("networks", wanted)}
 
 
-def _answer_of_members(name: str, values: np.ndarray, level: float, unseen: float) -> Answer:
-    """The mean of an ensemble, with an interval from the spread of its members, and room for what is `unseen`.
+def _answer_of_members(
+    name: str,
+    values: np.ndarray,
+    level: float,
+    room: float,
+    possible: tuple[float, float],
+    episodes: int,
+    same: bool,
+) -> Answer:
+    """The mean of an ensemble [members], with an interval from their spread, and `room` on both sides.
 
-    Members scatter around the estimate as the estimate does around the truth, so that their mean, of m members,
-    lies √(1 + 1/m) standard deviations from it.
+    Members scatter around the estimate as the estimate does around the truth. So the truth lies √(1 + 1/m) standard
+    deviations from the mean of m members.
     """
     kind, truncation = ESTIMATORS[name]
     value, error = float(values.mean()), float(values.std(ddof=1))
-    reach = float(student.ppf((1 + level) / 2, len(values) - 1)) * error
-    reach = reach * np.sqrt(1 + 1 / len(values)) + unseen
-    interval = Interval(float(value - reach), float(value + reach), level)
-    return Answer(name, value, interval, kind, truncation, error=error)
+    reach = float(student.ppf((1 + level) / 2, len(values) - 1)) * error * np.sqrt(1 + 1 / len(values))
+    influence = error * np.array([1.0, -1.0])  # networks have none: two entries with that standard error
+    bare = Estimate(value, influence, bias_bound=reach + room)
+    below, above = if_alike(bare, possible, episodes, same).left_open(level)
+    interval = Interval(value - below, value + above, level)
+    return within(Answer(name, value, interval, kind, truncation, error=error), possible)
 
 
-def _support(fitted: Fitted | None, discount: float) -> tuple[float, dict[str, Any]]:
-    """How often π does what the log never shows (discounted), and the diagnostics of support: how often it does what the behaviour
-    policy hardly does, and where the ratios are large.
+def _support(fitted: Fitted | None, discount: float) -> tuple[float, float]:
+    """Discounted probabilities that π takes an action that the log never takes, and one that μ hardly takes, beyond those.
 
-    A policy that is known on the log's rows alone has an unknown share elsewhere: None.
+    For continuous actions the second is the share of π's discounted steps. A sum over the steps would multiply the error of the
+    fitted density by 1/(1 - γ), and the log's own policy would leave the log. Both are 0 for a policy that is known on the
+    log's rows only.
     """
     if fitted is None:
-        return 0.0, {"unsupported": None, "unsupported_pairs": [], "largest_ratios": []}
+        return 0.0, 0.0
     pairs, linear, log = fitted.pairs, fitted.linear, fitted.pairs.log
 
     def mass(starts: np.ndarray, following: np.ndarray) -> float:
-        """Σ_t γ^t of a share along π's path: at the first observations, and at those that follow its weighted steps."""
+        """Σ_t γ^t of a share along π's path: at the first observations, and at those that follow weighted steps of the log."""
         ahead = discount * linear.leading / log.num_episodes
         if pairs.discrete:
             return float(np.clip(starts.mean() + ahead @ following, 0.0, 1.0))
-        # Densities are too rough to be added up: the mean share over π's steps.
         ahead = np.maximum(ahead, 0.0)
         steps = 1.0 + ahead @ ~log.terminal
         return float(np.clip((starts.mean() + ahead @ following) / steps, 0.0, 1.0))
@@ -334,24 +353,41 @@ def _support(fitted: Fitted | None, discount: float) -> tuple[float, dict[str, A
     if pairs.never.any():
         never = mass(*(at.weights[:, pairs.never].sum(axis=1) for at in (pairs.starts, pairs.following)))
     hardly = mass(fitted.behaviour.unsupported_starts, fitted.behaviour.unsupported)
-    episode, times, ratios = log.episode, log.times, linear.weights
-    largest = [
+    return never, max(hardly - never, 0.0)
+
+
+def _largest_ratios(fitted: Fitted) -> list[dict[str, Any]]:
+    """The ten steps of the log with the largest marginalized ratios."""
+    log, ratios = fitted.pairs.log, fitted.linear.weights
+    episode, times = log.episode, log.times
+    return [
         {"episode": log.name(int(episode[i])), "step": int(times[i]), "ratio": float(ratios[i])}
         for i in np.argsort(ratios)[::-1][:10]
         if ratios[i] > 0
     ]
-    return never, {
-        "unsupported": max(hardly, never),
-        "unsupported_pairs": [],
-        "largest_ratios": largest,
-    }
 
 
-def _overlap(fitted: Fitted | None) -> tuple[np.ndarray, np.ndarray]:
-    """Twentieths of the log, in the order of their ratios, and the share of π in each."""
-    seen = target = np.full(20, 0.05)
+def _diagnostics(
+    sums: ImportanceSums,
+    ratios: np.ndarray | None,
+    fitted: Fitted | None,
+    how: str,
+    check: Calibration | None,
+    level: float,
+) -> dict[str, Any]:
+    """Step 6: diagnostics of weights, behaviour probabilities, observations and returns."""
+    markov = MarkovTest(0.0, 0) if fitted is None else fitted.markov
+    found = diagnostics_of(sums, how, check, markov, level, weighed=ratios is not None)
+    found |= {"unsupported_pairs": [], "largest_ratios": []}
     if fitted is not None:
-        ordered = np.sort(np.maximum(fitted.linear.weights, 0.0))
-        total = max(float(ordered.sum()), 1e-300)
-        target = np.array([part.sum() for part in np.array_split(ordered, 20)]) / total
-    return seen, target
+        found["largest_ratios"] = _largest_ratios(fitted)
+        if how == "logged":
+            found |= {"behaviour_suspicious": fitted.doubt > DOUBTS, "behaviour_deviation": fitted.doubt}
+    return found
+
+
+def _overlap(fitted: Fitted) -> tuple[np.ndarray, np.ndarray]:
+    """Twentieths of the log, in the order of their ratios, and the share of π in each."""
+    ordered = np.sort(np.maximum(fitted.linear.weights, 0.0))
+    total = max(float(ordered.sum()), 1e-300)
+    return np.full(20, 0.05), np.array([part.sum() for part in np.array_split(ordered, 20)]) / total

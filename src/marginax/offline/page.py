@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from matplotlib.figure import Figure
 
 from marginax import report
 from marginax._files import atomic_write, check_writable, write_csv
+from marginax.offline.diagnostics import STOPPED
 from marginax.offline.importance import HEAVY
 from marginax.offline.markov import FAILS
 from marginax.offline.ranking import Ranking
@@ -30,13 +33,20 @@ _HEADLINE = {
     "caution": "With caution.",
     "cannot tell": "The data cannot tell.",
 }
+_OWN = "(the log's own return)"
 _COLUMNS = ("estimator", "value", "low", "high", "family", "truncation", "ess", "ess of")
 
 
 def write_report(
     result: Evaluation | Ranking, folder: str | Path, *, command: str = "", seconds: float = 0.0
 ) -> Path:
-    """Writes `evaluation.json`, the figures, and `evaluation.html` into `folder`.
+    """Writes `evaluation.json`, the figures and their data, and `evaluation.html` into `folder`.
+
+    Args:
+        result: what `evaluate` returned.
+        folder: is made if it does not exist.
+        command: the command that made the result, shown on the page.
+        seconds: how long that took.
 
     Returns:
         The path of the page.
@@ -55,11 +65,11 @@ def write_report(
     text = json.dumps(result.to_dict(), indent=1, ensure_ascii=False)
     atomic_write(folder / "evaluation.json", lambda file: file.write(text.encode("utf-8")))
     if isinstance(result, Ranking):
-        title, lead = "Which policy?", list(result.text)
+        title, lead = "Which policy?", [report.literal(sentence) for sentence in result.text]
         sections = [_ranking_section(result, folder)]
-        for name in result.order:
+        for name, prefix in _prefixes(result.order).items():
             one = result.policies[name]
-            parts = _sections(one, folder, _slug(name) + "-")
+            parts = _sections(one, folder, prefix)
             first = replace(parts[0], text=(*_lead(one), *parts[0].text))
             sections += [replace(s, title=f"{name}: {s.title.lower()}") for s in (first, *parts[1:])]
     else:
@@ -74,18 +84,19 @@ def write_report(
 
 
 def _lead(evaluation: Evaluation) -> list[str]:
-    """The answer, on what it rests, and the verdict."""
+    """The settings and the log, the recommended estimate, and the verdict."""
     d, settings, verdict = evaluation.diagnostics, evaluation.settings, evaluation.verdict
     steps = "all steps" if settings["horizon"] is None else f"the first {settings['horizon']:,} steps"
     lead = [
         f"γ = {settings['discount']:g}, {steps}; {d['episodes']:,} episodes and {d['transitions']:,} transitions of "
-        f"{settings['data']}."
+        f"{report.literal(settings['data'])}."
     ]
     if verdict.estimator is not None:
         chosen = evaluation.answers[verdict.estimator]
+        until = " until its episodes were truncated" if d["tail_behaviour"] > STOPPED else ""
         lead.append(
             f"Value of the policy: *{chosen.value:.4g}*, {100 * settings['level']:g}% interval {chosen.interval.low:.4g} to "
-            f"{chosen.interval.high:.4g} ({verdict.estimator}). The log itself earned {evaluation.behaviour.value:.4g}."
+            f"{chosen.interval.high:.4g} ({verdict.estimator}). The log itself earned {evaluation.behaviour.value:.4g}{until}."
         )
     return [*lead, f"*{_HEADLINE[verdict.status]}* {' '.join(verdict.text)}"]
 
@@ -93,6 +104,17 @@ def _lead(evaluation: Evaluation) -> list[str]:
 def _row(a: Answer) -> tuple[Any, ...]:
     ess = (a.ess, None if a.ess is None else a.ess_of)
     return (a.name, a.value, a.interval.low, a.interval.high, a.kind, a.truncation, *ess)
+
+
+def _prefixes(names: Iterable[str]) -> dict[str, str]:
+    """The first part of the names of each policy's files and sections. They differ even if case does not count."""
+    found: dict[str, str] = {}
+    for name in names:
+        prefix = (re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:60] or "policy") + "-"
+        while prefix.lower() in {taken.lower() for taken in found.values()}:
+            prefix += "2-"
+        found[name] = prefix
+    return found
 
 
 def _sections(evaluation: Evaluation, folder: Path, prefix: str) -> list[report.Section]:
@@ -111,7 +133,10 @@ def _estimates(evaluation: Evaluation, folder: Path, prefix: str) -> report.Sect
     shown = []
     for a in answers:
         name, value, low, high, *rest, ess, of = _row(a)
-        name = f"*▸ {name}*" if name == evaluation.verdict.estimator else name
+        if name == evaluation.verdict.estimator:
+            name = f"*▸ {name}*"
+        elif name == "behaviour":
+            name = _OWN
         cells = (f"{value:.4g}", f"{low:.4g}", f"{high:.4g}", *rest)
         shown.append((name, *cells, None if ess is None else f"{ess:,.0f}", of))
     text = [
@@ -141,19 +166,22 @@ def _estimates(evaluation: Evaluation, folder: Path, prefix: str) -> report.Sect
 
 
 def _weights(evaluation: Evaluation, folder: Path, prefix: str) -> report.Section:
-    d = evaluation.diagnostics
-    report.save_figure(draw_weights(evaluation), folder, f"{prefix}weights")
-    known = [entry for entry in d["largest_weights"] if entry["weight"] > 0]
-    columns: tuple[str, ...] = ("weight", "episode", "at step", "state", "action")
-    columns = columns if any(entry["state"] is not None for entry in known) else columns[:3]
-    largest = tuple(tuple(entry.values())[: len(columns)] for entry in known)
-    tables = [
-        report.Table("Largest weights of episodes, and the step where each was largest", columns, largest)
-    ]
-    if d.get("largest_ratios"):
+    d, tables = evaluation.diagnostics, []
+    if d["largest_weights"]:
+        known = d["largest_weights"]
+        columns: tuple[str, ...] = ("weight", "episode", "at step", "state", "action")
+        columns = columns if any(entry["state"] is not None for entry in known) else columns[:3]
+        largest = tuple(_literals(entry.values())[: len(columns)] for entry in known)
+        title = "Largest weights of episodes, and the step where each was largest"
+        tables.append(report.Table(title, columns, largest))
+    if d["largest_ratios"]:
         title = "Largest marginalized ratios: visits of the policy to visits of the log"
-        rows = tuple(tuple(entry.values()) for entry in d["largest_ratios"])
+        rows = tuple(_literals(entry.values()) for entry in d["largest_ratios"])
         tables.append(report.Table(title, tuple(d["largest_ratios"][0]), rows))
+    if not d["weighed"]:
+        text = "Importance sampling does not apply to this policy: episodes have no weights. The notes below say why."
+        return report.Section(f"{prefix}weights", "Weights", text=(text,), tables=tuple(tables))
+    report.save_figure(draw_weights(evaluation), folder, f"{prefix}weights")
     tail = (
         ", so heavy that what was drawn says little of what was not: the intervals of importance sampling and doubly "
         "robust leave room for that."
@@ -178,31 +206,35 @@ def _weights(evaluation: Evaluation, folder: Path, prefix: str) -> report.Sectio
 def _overlap(evaluation: Evaluation, folder: Path, prefix: str) -> report.Section:
     d = evaluation.diagnostics
     report.save_figure(draw_overlap(evaluation), folder, f"{prefix}overlap")
-    pairs = tuple(tuple(entry.values()) for entry in d.get("unsupported_pairs", ()))
+    pairs = tuple(_literals(entry.values()) for entry in d["unsupported_pairs"])
     title = "Where the policy leaves the log"
     tables = (report.Table(title, ("state", "action", "mass"), pairs),) if pairs else ()
-    error = d.get("behaviour_error")
+    left = "Discounted probability that the policy leaves what the log has seen"
+    if d.get("unsupported_steps"):
+        left = "Share of the policy's discounted steps whose actions are outside what the log has seen"
+    error = d["behaviour_error"]
     frequencies = "" if error is None else f" They differ from frequencies by {error:.3f} on average."
-    markov = "The log has too few repeated pairs to test whether its states are Markov."
+    under_target = f" and {d['tail_target']:.2%} under this one" if d["weighed"] else ""
+    markov = "The Markov assumption was not tested: the log, or what is known of the policy, does not suffice for that."
     if d["markov_degrees"]:
         score = f"its score is {d['markov_score']:.1f} standard deviations above chance"
         markov = f"The Markov test found nothing: {score}, below the limit of {FAILS:g}."
         if d["markov_fails"]:
             markov = f"The Markov test fails: what came before a step predicts what follows it, given state and action; {score}."
     caption = (
-        "Left: share of the log against share of the policy's occupancy, a point for each pair (or twentieth of ratios). "
+        "Left: share of the log against share of the policy's occupancy, a point for each pair of state and action (or for each "
+        "twentieth of the log, in the order of its ratios). "
         "Right: behaviour probabilities against observed frequencies."
     )
     return report.Section(
         f"{prefix}overlap",
         "Overlap, behaviour and states",
         text=(
-            f"Discounted probability that the policy leaves what the log has seen: {share(d['unsupported'])}. "
-            f"Behaviour probabilities: {d['behaviour']}.{frequencies}",
+            f"{left}: {share(d['unsupported'])}. Behaviour probabilities: {d['behaviour']}.{frequencies}",
             markov,
             f"{d['truncated']} of {d['episodes']} episodes were truncated; what follows them carries "
-            f"{d['tail_behaviour']:.2%} of the discount under the log's policy and {d['tail_target']:.2%} under this one.",
-            *(note[0].upper() + note[1:] + "." for note in evaluation.notes),
+            f"{d['tail_behaviour']:.2%} of the discount under the log's policy{under_target}.",
+            *(report.literal(note[0].upper() + note[1:]) + "." for note in evaluation.notes),
         ),
         figures=(report.Figure(f"{prefix}overlap", caption),),
         tables=tables,
@@ -239,11 +271,12 @@ def _ranking_section(ranking: Ranking, folder: Path) -> report.Section:
         cells: tuple[str | None, ...] = (None,) * 4
         if a is not None:
             cells = (f"{a.value:.4g}", f"{a.interval.low:.4g}", f"{a.interval.high:.4g}", a.name)
-        shown = f"*▸ {name}*" if name == ranking.best else name
+        shown = report.literal(name)
+        shown = f"*▸ {shown}*" if name == ranking.best else shown
         rows.append((shown, *cells, one.verdict.status, one.verdict.better))
     pairs = tuple(
         (
-            f"{d.first} less {d.second}",
+            report.literal(f"{d.first} less {d.second}"),
             f"{d.value:.4g}",
             f"{d.interval.low:.4g}",
             f"{d.interval.high:.4g}",
@@ -274,7 +307,7 @@ def _ranking_section(ranking: Ranking, folder: Path) -> report.Section:
 def draw_estimates(evaluation: Evaluation) -> Figure:
     """Estimates with intervals, a row for each estimator; arrows where something lies outside the picture."""
     answers = [*evaluation.answers.values(), evaluation.behaviour]
-    names = [a.name for a in answers[:-1]] + ["(the log's own return)"]
+    names = [a.name for a in answers[:-1]] + [_OWN]
     chosen = evaluation.verdict.estimator
     mark = names.index(chosen) if chosen is not None else None
     return _draw_rows(answers, names, mark, evaluation.behaviour.value)
@@ -286,9 +319,8 @@ def draw_ranking(ranking: Ranking) -> Figure:
     ones = [ranking.policies[name] for name in told]
     answers = [one.answers[str(one.verdict.estimator)] for one in ones]
     logged = next(iter(ranking.policies.values())).behaviour
-    return _draw_rows(
-        [*answers, logged], [*told, "(the log's own return)"], 0 if told else None, logged.value
-    )
+    names = [fill(name if len(name) <= 90 else f"{name[:44]}…{name[-45:]}", 45) for name in told]
+    return _draw_rows([*answers, logged], [*names, _OWN], 0 if told else None, logged.value)
 
 
 def _draw_rows(answers: list[Answer], names: list[str], mark: int | None, dashed: float) -> Figure:
@@ -313,7 +345,9 @@ def _draw_rows(answers: list[Answer], names: list[str], mark: int | None, dashed
                 marker = "<" if a.value < low else ">"
             axes.plot(np.clip([a.value], low, high), [y], marker, color=colour, ms=5, clip_on=False)
         axes.axvline(dashed, color="#777777", lw=0.8, ls="--")
-        axes.set_yticks(range(len(answers), 0, -1), names)
+        labels = [name.replace("$", r"\$") for name in names]  # else Matplotlib reads mathematics
+        axes.set_yticks(range(len(answers), 0, -1), labels)
+        axes.set_ylim(0.5, len(answers) + 0.5)
         if mark is not None:
             axes.get_yticklabels()[mark].set_fontweight("bold")
         axes.set_xlabel("value")
@@ -343,9 +377,10 @@ def draw_weights(evaluation: Evaluation) -> Figure:
         left.axvline(0.0, color="#000000", lw=0.8, ls="--")
         left.set_xlabel("log₁₀ weight of an episode")
         left.set_ylabel(f"episodes ({histogram['zeros']} have weight 0)")
-        ess = np.asarray(curves["ess_by_time"])
-        right.plot(np.arange(len(ess)), np.maximum(ess, 1e-3), color="#D55E00")
-        right.axhline(evaluation.diagnostics["episodes"], color="#777777", lw=0.8, ls="--")
+        ess, episodes = np.maximum(curves["ess_by_time"], 1e-3), evaluation.diagnostics["episodes"]
+        right.plot(np.arange(len(ess)), ess, color="#D55E00")
+        right.axhline(episodes, color="#777777", lw=0.8, ls="--")
+        right.set_ylim(ess.min() / 3, episodes * 3)
         right.set_yscale("log")
         right.set_xlabel("step")
         right.set_ylabel("effective episodes")
@@ -374,32 +409,34 @@ def draw_overlap(evaluation: Evaluation) -> Figure:
     with report.plot_style():
         figure = Figure(figsize=(6.4, 2.8))
         left, right = figure.subplots(1, 2)
+        left.set(xlabel="share of the log", ylabel="share of the policy")
         overlap = curves["overlap"]
-        x, y = np.asarray(overlap["behaviour"]), np.asarray(overlap["target"])
-        both = (x > 0) | (y > 0)
-        x, y = x[both], y[both]
-        if len(x) > 5000:
-            keep = np.argsort(np.maximum(x, y))[-5000:]
-            x, y = x[keep], y[keep]
-        floor = max(min(x[x > 0].min(initial=1.0), y[y > 0].min(initial=1.0)), 1e-8)
-        left.scatter(np.maximum(x, floor), np.maximum(y, floor), s=8, color="#0072B2", alpha=0.6, lw=0)
-        top = max(x.max(initial=floor), y.max(initial=floor))
-        left.plot([floor, top], [floor, top], color="#777777", lw=0.8, ls="--")
-        left.set_xscale("log")
-        left.set_yscale("log")
-        left.set_xlabel("share of the log")
-        left.set_ylabel("share of the policy")
+        if overlap is None:
+            left.text(0.5, 0.5, "not known", ha="center")
+        else:
+            x, y = np.asarray(overlap["behaviour"]), np.asarray(overlap["target"])
+            both = (x > 0) | (y > 0)
+            x, y = x[both], y[both]
+            if len(x) > 5000:
+                keep = np.argsort(np.maximum(x, y))[-5000:]
+                x, y = x[keep], y[keep]
+            floor = max(min(x[x > 0].min(initial=1.0), y[y > 0].min(initial=1.0)), 1e-8)
+            left.scatter(np.maximum(x, floor), np.maximum(y, floor), s=8, color="#0072B2", alpha=0.6, lw=0)
+            top = max(x.max(), y.max())
+            left.plot([floor, top], [floor, top], color="#777777", lw=0.8, ls="--")
+            left.set(xscale="log", yscale="log", xlim=(floor / 3, top * 3), ylim=(floor / 3, top * 3))
         right.plot([0, 1], [0, 1], color="#777777", lw=0.8, ls="--")
-        check = curves.get("calibration")
+        check = curves["calibration"]
         if check is not None:
             right.plot(check["predicted"], check["observed"], "o-", color="#009E73")
-            right.set_xlabel("behaviour probability, predicted")
-            right.set_ylabel("observed")
+            right.set(xlabel="behaviour probability, predicted", ylabel="observed")
         else:
-            right.text(0.5, 0.3, "estimated by counts", ha="center")
+            estimated = evaluation.diagnostics["behaviour"] == "estimated"
+            right.text(0.7, 0.2, "estimated by counts" if estimated else "not compared", ha="center")
             right.set_xlabel("behaviour probability")
     return figure
 
 
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-") or "policy"
+def _literals(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Cells of a table; labels of the log are no markup."""
+    return tuple(report.literal(value) if isinstance(value, str) else value for value in values)

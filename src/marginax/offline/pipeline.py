@@ -286,7 +286,7 @@ def evaluate_tabular(passes: Passes, policy: Policy, request: Request) -> Evalua
         preferred=PREFERRED,
         logged=logged,
         notes=(*notes, *source.notes, *passes.notes),
-        curves=curves_of(sums, *shares, check),
+        curves=curves_of(sums, shares, check),
     )
 
 

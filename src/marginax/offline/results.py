@@ -1,4 +1,4 @@
-"""Step 5, intervals, and what an evaluation answers: plain dataclasses that turn into JSON."""
+"""Step 5, intervals; and the results of an evaluation: plain dataclasses that turn into JSON."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from marginax import _checks as checks
 from marginax.offline.log import Accumulator
 from marginax.statistics import Interval, rounding, studentised_bootstrap
 
-MAX_GROUPS = 1000  # the bootstrap resamples episodes, or so many groups of them
+MAX_GROUPS = 1000  # with more episodes than that the bootstrap resamples groups of them
 
 ESTIMATORS = {
     "trajectory-is": ("importance sampling", "stops"),
@@ -32,7 +33,7 @@ ESTIMATORS = {
     "fqe-retrace": ("fitted Q", "bootstraps"),
     "fqe-marginalized": ("fitted Q", "bootstraps"),
 }
-"""The estimators by name: their kind, and what each does at a truncated step."""
+"""The kind of each estimator, and what it does at a truncated step: it `bootstraps`, or it `stops` and counts nothing after it."""
 
 ROBUST = ("doubly-robust", "weighted-doubly-robust", "magic", "slope")
 STATE_RATIOS = ("doubly-robust-state-ratio", "state-ratio")
@@ -40,23 +41,23 @@ STATE_RATIOS = ("doubly-robust-state-ratio", "state-ratio")
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimate of the value with what its interval needs.
+    """An estimate of the value, and what its interval is made of.
 
     Attributes:
         value: the estimate.
-        influence: [G] to first order the error is the mean of these (independent) entries.
-        ess: effective sample size, where weights make one meaningful.
-        ess_of: what `ess` counts, `episodes` or `transitions`.
-        model_share: share of the value that is left to a model of the log's pairs, and open where it has none.
-        lost: discounted probability of states in which no action of the log has weight under π.
-        room: how far below and above the truth may lie because of actions that the log does not show. That of the recommended
-            estimate also covers the choice among estimators, and reaches another estimate that may be the right one.
-        bias_bound: what resampling cannot show, to be added on both sides. Where one episode carries most of a
-            self-normalised average, that average hardly varies, and says nothing of what others would give; where weights
-            average far less than 1, the episodes that matter were not drawn.
-        alike: number of (effective) episodes where none differs from another, in itself or in what the estimator sees, so that
-            resampling does not say how sure it is; None where they differ.
-        possible: what the rewards permit, where episodes are alike.
+        influence: [G] independent entries. To first order, the error of the estimate is their mean.
+        ess: effective sample size, for estimators with weights.
+        ess_of: the unit of `ess`: `episodes` or `transitions`.
+        bias_bound: bound on the bias that resampling cannot show. It is added on both sides of the interval. A self-normalised
+            average has such a bias if one episode has most of the weight, because then the average hardly varies. So has an
+            average whose weights have a mean far below 1, because then the episodes that matter were not drawn.
+        model_share: share of the value that rests on a model of the log's pairs: nothing is known of it at other pairs.
+        lost: discounted probability of states in which no logged action has weight under π.
+        room: how far the truth may lie below and above the value because of actions outside the log. That of the recommended
+            estimate also includes the widening by the verdict.
+        alike: (effective) number of episodes, if they are all alike, in themselves or to the estimator. Then resampling does not
+            show the error. None if they differ.
+        possible: least and largest value that the rewards permit, if episodes are alike.
     """
 
     value: float
@@ -77,17 +78,17 @@ class Estimate:
         return float(self.influence.std(ddof=1) / np.sqrt(n)) if n > 1 else float("inf")
 
     def unseen(self, level: float) -> float:
-        """The probability that a kind of episode which was not seen may have: where all are alike, up to Clopper and Pearson's bound."""
+        """Clopper and Pearson's bound on the probability of a kind of episode that was not seen, if all are alike; else 0."""
         return 0.0 if self.alike is None else 1.0 - ((1 - level) / 2) ** (1 / self.alike)
 
     def left_open(self, level: float = 0.95) -> tuple[float, float]:
-        """What resampling cannot show, below and above: the room, the bias bound, and unseen kinds of episodes."""
+        """Room below and above for what resampling cannot show: `room`, `bias_bound`, and unseen kinds of episodes."""
         below, above = room_for(self.unseen(level), self.value, self.possible)
         return self.room[0] + self.bias_bound + below, self.room[1] + self.bias_bound + above
 
 
 class Influence(Accumulator):
-    """Sums the influences of episodes, handed over chunk by chunk, into groups.
+    """Sums of influences over groups of episodes, chunk by chunk.
 
     >>> influence = Influence(episodes=4)
     >>> influence.add(np.array([1.0, -1.0]), first=0), influence.add(np.array([2.0, -2.0]), first=2)
@@ -109,7 +110,7 @@ class Influence(Accumulator):
         self.size += np.bincount(group, minlength=len(self.total))
 
     def groups(self, centre: float = 0.0) -> np.ndarray:
-        """[G] so scaled that their mean is the mean over episodes, less `centre`."""
+        """[G] entries whose mean is the mean influence of episodes, less `centre`."""
         return (self.total - centre * self.size) * (len(self.total) / self.episodes)
 
 
@@ -119,14 +120,15 @@ class Answer:
 
     Attributes:
         name: see `ESTIMATORS`.
-        value: the estimate of π's value from the log's starts.
-        interval: over episodes, widened by what π's unseen actions may be worth.
-        kind: family of the estimator.
+        value: estimate of π's value from the log's starts.
+        interval: by a bootstrap over episodes, widened for what resampling cannot show.
+        kind: kind of the estimator; see `ESTIMATORS`.
         truncation: `stops` (rewards after a truncated step count as zero) or `bootstraps`.
         ess: effective sample size, in units of `ess_of`.
-        bound: an interval with guaranteed coverage, where one applies.
+        ess_of: `episodes` or `transitions`.
+        bound: interval with guaranteed coverage, for per-decision importance sampling.
         error: standard error.
-        beyond: whether the estimate went beyond what the rewards permit, and was cut.
+        beyond: whether the estimate lay outside what the rewards permit, and was clipped.
     """
 
     name: str
@@ -143,13 +145,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which estimate to trust and why, or that the data cannot tell.
+    """The recommended estimate and the reasons, or why the data cannot tell.
 
     Attributes:
         status: `trust`, `caution` or `cannot tell`.
-        estimator: the estimate recommended, or None.
-        text: the verdict in words, one sentence in each entry.
-        better: `better`, `worse` or `cannot tell`: π against the policy that made the log.
+        estimator: name of the recommended estimator, or None.
+        text: the reasons, in words; an entry for each thought.
+        better: whether π is `better` or `worse` than the policy that made the log, or `cannot tell`.
     """
 
     status: str
@@ -160,18 +162,18 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything `evaluate` found out about one policy.
+    """The result of `evaluate` for one policy.
 
     Attributes:
-        answers: one for each estimator, by name.
-        behaviour: the plain average return of the log, with its interval.
-        advantage: interval of the value of π minus that of μ, by the recommended estimator.
-        verdict: in words.
-        diagnostics: overlap, weights, support, truncation, calibration (numbers and short lists).
-        settings: what was asked.
-        notes: what was done to the data and what was left out.
-        curves: data behind the figures.
-        estimates: values with their influences, for paired comparisons; not part of the JSON.
+        answers: the answer of each estimator, by name.
+        behaviour: the average return of the log.
+        advantage: interval of the value of π less that of μ, by the recommended estimator; None if it is not known.
+        verdict: the recommended estimate and the reasons.
+        diagnostics: numbers and short lists on overlap, weights, support, truncation and calibration.
+        settings: the arguments of `evaluate`.
+        notes: what was done to the data, and what was left out.
+        curves: data of the figures.
+        estimates: values with influences, by name, for paired comparisons; not in the JSON.
 
     >>> import marginax as mx
     >>> log = mx.offline.Log.from_episodes(
@@ -198,7 +200,7 @@ class Evaluation:
 
 
 def plain(value: Any) -> Any:
-    """Plain Python numbers, lists and dicts; what is not finite becomes None."""
+    """Plain Python numbers, lists and dicts; NaN and infinities become None."""
     if isinstance(value, Answer | Verdict | Interval):
         return plain(asdict(value))
     if isinstance(value, dict):
@@ -225,12 +227,12 @@ def effective_size(total: float, squares: float) -> float:
 
 
 def share(value: float | None) -> str:
-    """A probability in words, or that it is not known."""
+    """A probability in words; `not known` for None."""
     return "not known" if value is None else f"{value:.2%}"
 
 
 def answer(name: str, estimate: Estimate, *, level: float = 0.95, seed: int = 0) -> Answer:
-    """An estimate with its interval, widened by what it leaves open."""
+    """The answer of an estimator: its estimate with an interval."""
     kind, truncation = ESTIMATORS.get(name, ("average return", "stops"))
     interval = studentised_bootstrap(estimate.value, estimate.influence, level=level, seed=seed)
     interval = interval.widened(*estimate.left_open(level))
@@ -253,36 +255,50 @@ def concentration(
     *,
     level: float = 0.95,
 ) -> Interval:
-    """A bound that holds for any number of episodes, if rewards lie in their range and μ is as logged.
+    """An interval with guaranteed coverage for any number of episodes, if rewards lie in their range and μ is as logged.
 
-    The mean of min(X, b) never exceeds that of X ≥ 0, so an empirical Bernstein bound (Maurer and Pontil) on the clipped
-    estimates bounds J from below however large the weights are; b is chosen on the first twentieth of the episodes and the
-    bound computed on the rest (Thomas, Theocharous and Ghavamzadeh 2015).
+    For X ≥ 0 the mean of min(X, b) is at most that of X. So an empirical Bernstein bound (Maurer and Pontil) on clipped
+    estimates bounds J from below, however large the weights are. One twentieth of the episodes is used to choose b, the rest
+    for the bound (Thomas, Theocharous and Ghavamzadeh 2015).
 
     Args:
         lower: [E] non-negative per-episode estimates whose mean does not exceed J - value_range[0].
         upper: [E] the same for value_range[1] - J.
-        value_range: values no policy can leave.
-        level: coverage guaranteed.
+        value_range: least and largest value of any policy.
+        level: the guaranteed coverage.
+
+    Raises:
+        ValueError: an argument has a wrong shape, is not finite or lies out of range.
 
     >>> half = np.tile([0.0, 1.0], 500)
     >>> bound = concentration(half, 1 - half, (0.0, 1.0))
     >>> bool(0.4 < bound.low < 0.5 < bound.high < 0.6)
     True
     """
+    lower = checks.array("lower", lower, (None,))
+    upper = checks.array("upper", upper, lower.shape)
+    for name, values in (("lower", lower), ("upper", upper)):
+        if values.min(initial=0.0) < -1e-9 * values.max(initial=1.0):  # not by rounding
+            checks.non_negative(name, values)
+    if np.shape(value_range) != (2,) or not value_range[0] <= value_range[1]:
+        raise ValueError(f"value_range must be the least and the largest value, got {value_range!r}")
+    least, largest = (checks.number("value_range", end) for end in value_range)
+    level = checks.number("level", level)
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie in (0, 1), got {level}")
     each = (1 - level) / 2
-    low = value_range[0] + clipped_lower_bound(lower, each)
-    high = value_range[1] - clipped_lower_bound(upper, each)
-    return Interval(max(low, value_range[0]), min(high, value_range[1]), level)
+    low = least + clipped_lower_bound(lower, each)
+    high = largest - clipped_lower_bound(upper, each)
+    return Interval(max(low, least), min(high, largest), level)
 
 
 def clipped_lower_bound(x: np.ndarray, delta: float) -> float:
-    """Lower bound, with probability 1 - delta, on the mean of independent non-negative variables."""
+    """Lower bound, with probability 1 - delta, on the mean of independent non-negative variables [E]."""
     n = len(x)
     if n < 40:
         return 0.0
-    first = max(10, n // 20)
-    tuning, rest = x[:first], x[first:]
+    picked = np.random.default_rng(0).permutation(n)[: max(10, n // 20)]  # by chance: a log may have an order
+    tuning, rest = x[picked], np.delete(x, picked)
     grid = np.quantile(tuning, np.linspace(0.5, 1.0, 21))
     grid = np.unique(np.concatenate([grid, grid[-1:] * [2.0, 4.0]]))
     grid = grid[grid > 0]
@@ -301,8 +317,10 @@ def _bernstein(x: np.ndarray, bound: float, n: int, delta: float) -> float:
 
 
 def room_for(mass: float, default: float, possible: tuple[float, float]) -> tuple[float, float]:
-    """How much lower and higher the value may be if with probability `mass` there is something that was never seen, which counts
-    with a default value and for which the rewards permit all that is `possible`."""
+    """How far the truth may lie below and above a value, if a share of `mass` was not seen.
+
+    That share has the value `default` in the estimate, and may have any value between those in `possible`.
+    """
     if mass == 0:
         return 0.0, 0.0
     return mass * max(default - possible[0], 0.0), mass * max(possible[1] - default, 0.0)
@@ -311,7 +329,7 @@ def room_for(mass: float, default: float, possible: tuple[float, float]) -> tupl
 def if_alike(
     estimate: Estimate, possible: tuple[float, float], episodes: int, same: bool = False
 ) -> Estimate:
-    """The estimate, marked where no episode differs from another in what it sees, or all are the `same` in themselves."""
+    """The estimate, marked as `alike` if all episodes are the `same`, or if their influences do not vary."""
     if not (same or estimate.error <= rounding(estimate.value, min(max(map(abs, possible)), 1.0))):
         return estimate
     alike = episodes if estimate.ess is None else min(episodes, estimate.ess)
@@ -327,18 +345,23 @@ def with_room(
     default: float,
     unsupported: float,
     unreachable: float,
+    extrapolated: float = 0.0,
 ) -> dict[str, Estimate]:
-    """Estimates with the room that actions outside the log leave, and kinds of episodes: the only place where it is computed.
+    """Estimates with room for actions outside the log, and for kinds of episodes that were not seen.
 
-    A model lacks every pair that the log never took (`unsupported`). What rests on ratios lacks those that the behaviour policy
-    never takes (`unreachable`), and the states where it has no weight at all (`Estimate.lost`). Both are among the former.
+    A model knows nothing of pairs that the log never took (`unsupported`). Estimators with ratios miss only those that the
+    behaviour policy never takes (`unreachable`), and states in which no logged action has weight (`Estimate.lost`). Both are
+    parts of `unsupported`. The value of an unsupported pair is `default`. Features give `extrapolated` pairs any value: the room
+    is the whole range on both sides.
     """
     found = {}
     for name, one in estimates.items():
         by_ratios = max(one.lost, min(one.lost + unreachable, unsupported))
         mass = one.model_share * unsupported + (1 - one.model_share) * by_ratios
-        roomy = replace(one, room=room_for(mass, default, possible))
-        found[name] = if_alike(roomy, possible, episodes, same)
+        below, above = room_for(mass, default, possible)
+        if guessed := one.model_share * extrapolated:
+            below, above = (side + guessed * (possible[1] - possible[0]) for side in (below, above))
+        found[name] = if_alike(replace(one, room=(below, above)), possible, episodes, same)
     return found
 
 
@@ -350,7 +373,7 @@ def intervals(
     seed: int,
     bound: Interval | None = None,
 ) -> dict[str, Answer]:
-    """Step 5: intervals of all estimates, inside what is `possible`; the `bound` belongs to per-decision importance sampling."""
+    """Step 5: the answers of all estimators, clipped to what is `possible`; `bound` is that of per-decision importance sampling."""
     answers = {}
     for name, estimate in estimates.items():
         found = answer(name, estimate, level=level, seed=seed)
@@ -360,19 +383,19 @@ def intervals(
 
 
 def difference(a: Estimate, b: Estimate, *, level: float, seed: int) -> Interval:
-    """The interval of a - b, both from the same episodes, widened by what each leaves open."""
+    """The interval of a - b, from the same episodes, with room for what both leave open."""
     found = studentised_bootstrap(a.value - b.value, a.influence - b.influence, level=level, seed=seed)
     return found.widened(*open_difference(a, b, level))
 
 
 def open_difference(a: Estimate, b: Estimate, level: float = 0.95) -> tuple[float, float]:
-    """How much lower and higher a - b may be by what both leave open."""
+    """Room below and above a - b for what both estimates leave open."""
     (a_below, a_above), (b_below, b_above) = a.left_open(level), b.left_open(level)
     return a_below + b_above, a_above + b_below
 
 
 def within(found: Answer, possible: tuple[float, float]) -> Answer:
-    """An answer whose value and interval do not leave what the rewards permit; `beyond` says that the value did."""
+    """The answer, its value and interval clipped to what the rewards permit; `beyond` says whether the value was outside."""
     low, high = possible
     slack = 1e-9 * max(abs(low), abs(high))
     value, least, most = (

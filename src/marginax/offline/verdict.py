@@ -1,6 +1,6 @@
-"""Step 6, verdict: rules that read the answers and diagnostics, in the order a careful person would.
+"""Step 6, verdict: which estimate to recommend, and how far to trust it.
 
-Estimators rest on different assumptions, and the rules choose among three families:
+The rules choose among three families of estimators with different assumptions:
 
 | family | needs |
 |---|---|
@@ -8,17 +8,17 @@ Estimators rest on different assumptions, and the rules choose among three famil
 | states: state ratios, doubly robust or not | the states hold all that matters; right behaviour probabilities |
 | episodes: importance sampling, doubly robust | right behaviour probabilities; enough episodes of weight |
 
-1. Where the log lacks what the policy does, nothing is said (`_require_data`).
-2. Where the states leave out something that matters, only the episodes are left (`_without_states`).
-3. Otherwise the family is taken that is usual, or another whose interval is clearly narrower (`_narrowest`).
-4. An interval wider than all returns of the log gives way to that of the episodes, or nothing is said (`_narrow_enough`).
-5. What contradicts the choice is held by its interval, and the choice itself widens it (`judge`).
-6. Trust needs a second family that agrees, with an interval that says something, or enough effective episodes where there is no
-   other such family (`_agreement`), and no reservation (`_reservations`).
+1. No estimate is recommended if the log lacks what the policy does (`_require_data`).
+2. If the states leave out something that matters, only episodes can be used (`_without_states`).
+3. Otherwise the usual family is recommended, or another one whose interval is clearly narrower (`_narrowest`).
+4. If the interval of the choice is wider than the range of returns in the log, episodes are recommended, or nothing (`_narrow_enough`).
+5. The interval is widened because the narrowest of several was chosen, and to hold an estimate that contradicts it (`judge`).
+6. *Trust* needs no reservation (`_reservations`), and another family that agrees (`_agreement`). Episodes do not need another family.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -37,23 +37,23 @@ from marginax.offline.results import (
 )
 from marginax.statistics import studentised_bootstrap
 
-LOST = 0.2  # discounted probability of leaving the support above which nothing is said
-CHOSEN = 0.05  # share of steps that were set aside, others of which were kept, above which nothing is said
-NARROWER = 0.6  # a width relative to the usual choice's from which another is taken: the narrowest of several is often too narrow
-SPARSE = 10.0  # effective episodes that will do if nothing else is left: the interval has room for few
-APART = 1.96  # standard errors of the difference of two estimates on the same episodes
+LOST = 0.2  # models are not used above this discounted probability of leaving the support
+CHOSEN = 0.05  # no estimate is recommended above this share of steps set aside (if the last steps of other episodes were kept)
+NARROWER = 0.6  # another family must be narrower than the usual one by this factor: the narrowest of several is often too narrow
+SPARSE = 10.0  # effective episodes that suffice if nothing else can be used: intervals are widened where there are few
+APART = 1.96  # standard errors of a paired difference from which two estimates disagree
+NEAR = 0.25  # two estimates that are nearer, in units of the larger standard error, agree: influences are exact to first order only
 EPISODES = ("weighted-doubly-robust", "weighted-per-decision-is", "per-decision-is")
-_MODELS = ("marginalized", "fitted Q")  # kinds that rest on the states, once truncation is bootstrapped
+_MODELS = ("marginalized", "fitted Q")  # kinds that rest on the states, if they bootstrap at truncated steps
 
 
 class Judgement(NamedTuple):
-    """A verdict and what it does to the interval of the estimate that it recommends.
+    """A verdict, and how the interval of the recommended estimate is to be widened.
 
     Attributes:
-        verdict: what to take and why.
-        reach: how far the interval is to be widened below and above, so that the choice among families costs no coverage.
-        other: another estimator whose interval it has to hold as well, because the two contradict each other and nothing says
-            which is wrong.
+        verdict: the recommended estimate and the reasons.
+        reach: room below and above for having chosen among several families.
+        other: an estimator whose interval must lie within the widened one: the two disagree, and either may be right.
     """
 
     verdict: Verdict
@@ -62,35 +62,37 @@ class Judgement(NamedTuple):
 
 
 class CannotTell(Exception):
-    """Why nothing can be recommended, in a sentence."""
+    """Why no estimate can be recommended, in a sentence."""
 
 
 class Case:
-    """What the rules read: the diagnostics, and the answer of each family that may be used.
+    """What the rules read: diagnostics, and the usable answers of each family.
 
     Args:
         answers: by estimator.
-        estimates: values with influences and what they leave open, for paired tests.
-        diagnostics: as `marginax.offline.evaluate` returns them.
+        estimates: by estimator, for paired tests. Networks have none.
+        diagnostics: as in `Evaluation`.
         preferred: estimators of the model family, best first.
 
     Attributes:
-        lost: discounted probability of leaving the support of the log.
-        unreachable: the part of it where the behaviour policy never takes the action; the rest was missed by chance.
-        aside: share of the steps that were set aside, while others of their kind were kept.
-        hidden: share of the discounted future behind truncated steps.
-        stops: whether it is large enough to count.
+        lost: discounted probability that the policy leaves the support of the log; for continuous actions the share of its steps.
+        by_steps: whether `lost` is a share of steps.
+        leaves: `lost` in words.
+        unreachable: the part of `lost` at actions that the behaviour policy never takes. The log missed the rest by chance.
+        aside: share of steps that were set aside, while the last steps of other episodes were kept.
+        hidden: share of the discounted future that lies behind truncated steps.
+        stops: whether `hidden` is large enough to matter.
         suspicious: whether the behaviour probabilities look wrong.
         effective: the effective number of episodes, in words.
-        mean_weight_off: whether the mean weight of episodes lies off 1 beyond chance.
-        model: the best answer of the model family, if there is one and the support permits it.
-        ratios: answers of state ratios with enough effective episodes, the first choice first.
-        ran: all answers of the third family, best first.
-        weighted: the best of them that may be used, however few effective episodes it has.
-        fallback: the same, with enough of them to do if nothing else is left.
-        episodes: the same, with enough of them to choose it, and with sound weights.
-        not_markov: whether a test says that the states leave something out.
-        apart: whether `model` and `episodes` differ beyond chance.
+        mean_weight_off: whether the mean weight of episodes differs from 1 beyond chance.
+        model: the best answer of the model family; None if the policy leaves the support too often.
+        ratios: answers of state ratios with enough effective transitions, best first.
+        ran: answers of the episodes family, best first.
+        weighted: the best of `ran` that is not biased by truncation; None if behaviour probabilities look wrong.
+        fallback: `weighted`, if it has at least `SPARSE` effective episodes.
+        episodes: `weighted`, if it has at least `FEW` effective episodes and the mean weight is near 1.
+        not_markov: whether the Markov test failed.
+        apart: the estimator on states that disagrees with `episodes`, if one does; see `on_states`.
     """
 
     def __init__(
@@ -102,7 +104,12 @@ class Case:
     ) -> None:
         self.answers, self.estimates = answers, estimates
         self.diagnostics = d = diagnostics
-        self.lost = float(d["unsupported"] or 0.0)  # None: not known
+        self.lost = float(d["unsupported"] or 0.0)  # None if it is not known
+        self.by_steps = bool(d.get("unsupported_steps"))
+        often = f"with (discounted) probability {self.lost:.1%}"
+        if self.by_steps:
+            often = f"in {self.lost:.1%} of its (discounted) steps"
+        self.leaves = f"leaves what the log has seen {often}"
         self.unreachable = float(d.get("unreachable", self.lost))
         self.aside = float(d.get("set_aside", 0.0))
         self.hidden = float(d["tail_target" if d["ess"] >= FEW else "tail_behaviour"])
@@ -117,35 +124,39 @@ class Case:
         self.weighted = whole[0] if whole and not self.suspicious else None
         self.fallback = self.weighted if d["ess"] >= SPARSE else None
         self.episodes = self.weighted if d["ess"] >= FEW and not self.mean_weight_off else None
-        known = [answers[name] for name in preferred if name in answers]
-        self.model = known[0] if known and self.lost <= LOST else None
+        models = [answers[name] for name in preferred if name in answers]
+        self.model = models[0] if models and self.lost <= LOST else None
         # The doubly robust form comes first, but it needs a critic, and the critic needs support.
         order = STATE_RATIOS if self.lost <= LOST else STATE_RATIOS[::-1]
         ratios = [answers[name] for name in order if name in answers and not self.suspicious]
         self.ratios = [a for a in ratios if a.ess is not None and a.ess >= FEW]
-        self.apart = self._differ(self.model, self.episodes)
+        # Far from the log ratios of states are known to be off: they contradict nothing there.
+        first = self.on_states[0] if self.on_states and self.lost <= LOST else None
+        self.apart = first if self.differ(first, self.episodes) else None
 
     @property
     def on_states(self) -> list[Answer]:
-        """The answers that are right only if the states hold all that matters, one of each family."""
+        """The best model and the best state ratio: answers that are right only if the states hold all that matters."""
         return ([] if self.model is None else [self.model]) + self.ratios[:1]
 
     def too_wide(self, one: Answer) -> bool:
-        """Whether an interval is wider than the range of returns in the log, or has no finite width."""
+        """Whether an interval is infinite, or wider than the range of returns in the log."""
         return not np.isfinite(one.interval.width) or 0 < self.diagnostics["span"] < one.interval.width
 
-    def score(self, one: Answer, other: Answer) -> float | None:
-        """See `difference_score`."""
-        return difference_score(self.estimates.get(one.name), self.estimates.get(other.name))
-
-    def _differ(self, one: Answer | None, other: Answer | None) -> bool:
-        if one is None or other is None:
+    def differ(self, one: Answer | None, other: Answer | None) -> bool:
+        """Whether two answers disagree beyond chance: by a paired test, or by disjoint intervals if one is of networks."""
+        if one is None or other is None or abs(one.value - other.value) <= NEAR * max(one.error, other.error):
             return False
-        z = self.score(one, other)
+        z = difference_score(self.estimates.get(one.name), self.estimates.get(other.name))
         return disjoint(one, other) if z is None else abs(z) > APART
 
+    def witness(self, chosen: Answer) -> Answer | None:
+        """An answer that rests on other assumptions than the chosen one, with an interval that says something."""
+        others = self.on_states if chosen is self.episodes else [self.episodes]
+        return next((a for a in others if a is not None and not self.too_wide(a)), None)
+
     def why_not_episodes(self) -> str:
-        """Why importance sampling and doubly robust cannot be used; the first reason that holds."""
+        """Why importance sampling and doubly robust cannot be used: the first reason that holds."""
         if not self.ran:
             return f"none of {', '.join(EPISODES)} was run"
         if self.suspicious:
@@ -153,7 +164,7 @@ class Case:
         if self.mean_weight_off:
             cause = ""
             if self.lost > FAINT:
-                cause = f"the policy leaves what the log has seen with probability {self.lost:.1%}, and "
+                cause = f"the policy {self.leaves}, and "
             return f"{cause}the weights of episodes average {self.diagnostics['mean_weight']:.2g} and not 1"
         if self.stops and all(one.truncation == "stops" for one in self.ran):
             return "importance sampling counts nothing after truncated steps"
@@ -162,12 +173,12 @@ class Case:
 
 @dataclass(frozen=True)
 class _Choice:
-    """An answer that was chosen.
+    """The answer to recommend.
 
     Attributes:
         answer: the answer.
-        compared: number of families it was chosen from.
-        fallback_reason: why the fallback was taken, in a sentence; empty for any other choice.
+        compared: number of families whose widths were compared.
+        fallback_reason: why the fallback was chosen, in a sentence; empty for any other choice.
     """
 
     answer: Answer
@@ -182,22 +193,17 @@ def judge(
     preferred: tuple[str, ...],
     seed: int = 0,
 ) -> Judgement:
-    """Which estimate to trust, by the rules at the head of this module.
-
-    Args:
-        answers, estimates, diagnostics, preferred: see `Case`.
-        seed: of the bootstrap.
-    """
+    """Recommends an estimate by the rules at the head of this module; for the arguments see `Case`."""
     case = Case(answers, estimates, diagnostics, preferred)
     text: list[str] = []
     if case.suspicious:
         text.append(
             "The behaviour probabilities do not match how often the actions were taken: "
-            "importance sampling and doubly robust cannot be relied on."
+            "importance sampling, doubly robust and state ratios cannot be relied on."
         )
     try:
         _require_data(case)
-        if (case.not_markov or case.apart) and case.on_states:
+        if case.on_states and (case.not_markov or case.apart is not None):
             text += _against_states(case)
             choice = _without_states(case)
         else:
@@ -209,7 +215,7 @@ def judge(
     chosen, estimate = choice.answer, estimates.get(choice.answer.name)
     agrees, sentence = (False, choice.fallback_reason) if choice.fallback_reason else _agreement(chosen, case)
     text.append(sentence)
-    other = _contradicting(choice, case)
+    other = _contradicting(chosen, case)
     if other is not None:
         text.append(
             f"The interval of {chosen.name} is widened to hold that of {other.name}, which differs beyond chance and may be "
@@ -220,20 +226,20 @@ def judge(
     text += reservations
     if case.stops:
         text.append(
-            f"Truncation hides {case.hidden:.1%} of the discounted future; estimators marked † (on the page: 'stops') count it as "
-            "zero."
+            f"Truncation hides {case.hidden:.1%} of the discounted future: importance sampling and regression count it as zero, "
+            "all others fill it in from the states."
         )
     status = "trust" if agrees and not reservations else "caution"
-    reach = _for_all(estimate, chosen.interval.level, choice.compared, seed)
+    reach = _reach(estimate, chosen.interval.level, choice.compared, seed)
     return Judgement(Verdict(status, chosen.name, tuple(text)), reach, None if other is None else other.name)
 
 
 def _require_data(case: Case) -> None:
-    """Nothing is said where the policy leaves the log, or where the log lacks the ends of episodes."""
+    """Raises if the policy leaves the log too often, or if too many ends of episodes are missing."""
     if min(case.lost, case.unreachable) > LOST:
         raise CannotTell(
-            f"With (discounted) probability {case.lost:.0%} the policy takes actions that the log never took in those "
-            "states: the data cannot tell what it is worth. Collect data nearer to this policy."
+            f"The policy {case.leaves}, by actions that the log never took there: the data cannot tell what it is worth. Collect "
+            "data nearer to this policy."
         )
     if case.aside > CHOSEN:
         raise CannotTell(
@@ -242,56 +248,59 @@ def _require_data(case: Case) -> None:
 
 
 def _against_states(case: Case) -> list[str]:
-    """What speaks against all that rests on the states."""
+    """The evidence against estimators that rest on the states."""
     text = []
     if case.not_markov:
         text.append(
             "The states leave out something that matters: what came before a step predicts what follows it "
             f"({case.diagnostics['markov_score']:.0f} standard deviations beyond chance)."
         )
-    model, episodes = case.model, case.episodes
-    if case.apart and model is not None and episodes is not None:
+    one, episodes = case.apart, case.episodes
+    if one is not None and episodes is not None:
         text.append(
-            f"{model.name} ({model.value:.4g}) and {episodes.name} ({episodes.value:.4g}) disagree beyond chance on the "
-            "same episodes."
+            f"{one.name} ({one.value:.4g}) and {episodes.name} ({episodes.value:.4g}) disagree beyond chance on the same episodes."
         )
         if not case.not_markov:
+            then = f"only {one.name}" if one is case.model else "neither"
             text.append(
-                "Either the states leave out something that matters (then only importance sampling is right), or the "
-                "behaviour probabilities are wrong (then only the former is)."
+                f"Either the states leave out something that matters (then only {episodes.name} is right), or the behaviour "
+                f"probabilities are wrong (then {then} is)."
             )
     return text
 
 
 def _without_states(case: Case) -> _Choice:
-    """The choice where the states leave out something that matters."""
+    """The choice if the states leave out something that matters."""
     chosen = case.fallback
     if chosen is not None:
-        sentence = f"Take {chosen.name}, which does not rest on the states: {case.effective}."
+        sentence = f"Take {chosen.name}, which does not need the Markov assumption: it has {case.effective}."
         return _Choice(chosen, fallback_reason=sentence)
-    few = f"{case.effective} are too few for it"
-    why = case.why_not_episodes() if case.weighted is None else few
-    raise CannotTell(f"Only importance sampling does not need this assumption, and {why}.")
+    why = case.why_not_episodes() if case.weighted is None else f"{case.effective} are too few for it"
+    raise CannotTell(f"Only importance sampling does not need the Markov assumption, and {why}.")
 
 
 def _narrowest(case: Case) -> _Choice:
-    """The usual family, or another whose interval is clearly narrower."""
+    """The usual family, or another one whose interval is clearly narrower."""
     candidates = case.on_states + ([] if case.episodes is None else [case.episodes])
     if not candidates:
         raise CannotTell(_nothing_left(case))
     usual = candidates[0]
     if case.lost > FAINT and case.ratios:
         usual = case.ratios[0]
-    chosen = min(candidates, key=lambda a: a.interval.width * (1.0 if a is usual else 1 / NARROWER))
+
+    def cost(one: Answer) -> tuple[bool, float]:
+        return case.too_wide(one), one.interval.width * (1.0 if one is usual else 1 / NARROWER)
+
+    chosen = min(candidates, key=cost)
     if case.lost > LOST and case.fallback is not None:
-        # Ratios of states let what they have seen stand for the actions that are missing; weights show what is missing.
+        # State ratios put the actions that were seen in the place of those that are missing. Weights show that some are missing.
         sentence = f"Take {case.fallback.name}: it has {case.effective}."
         return _Choice(case.fallback, len(candidates), sentence)
     return _Choice(chosen, len(candidates))
 
 
 def _narrow_enough(choice: _Choice, case: Case) -> _Choice:
-    """The choice, or the fallback where the interval of the choice is wider than the range of returns in the log."""
+    """The choice, or the fallback if the interval of the choice is wider than the range of returns in the log."""
     chosen, fallback = choice.answer, case.fallback
     if not case.too_wide(chosen):
         return choice
@@ -300,37 +309,43 @@ def _narrow_enough(choice: _Choice, case: Case) -> _Choice:
         if not np.isfinite(chosen.interval.width):
             needed = "a horizon or a discount below 1 would bound what rewards permit"
         raise CannotTell(
-            f"Even the best interval, {chosen.interval.low:.4g} to {chosen.interval.high:.4g}, is wider than the range "
+            f"Even the interval of {chosen.name}, {chosen.interval.low:.4g} to {chosen.interval.high:.4g}, is wider than the range "
             f"of returns in the log: {needed}."
         )
     why = f"the interval of {chosen.name} is wider than the range of returns in the log"
     return _Choice(fallback, choice.compared, f"Take {fallback.name}: {why}.")
 
 
-def _contradicting(choice: _Choice, case: Case) -> Answer | None:
-    """Another answer that may be the right one: it differs from the choice beyond chance, and nothing says which is wrong."""
-    if case.apart and not case.not_markov:
-        return case.model
-    if len(case.ratios) < 2 or choice.answer is not case.ratios[0]:
-        return None
-    first, second = case.ratios
-    z = case.score(first, second)
-    return second if z is not None and abs(z) > APART else None
+def _contradicting(chosen: Answer, case: Case) -> Answer | None:
+    """An answer that disagrees with the choice beyond chance, if nothing says which of them is wrong."""
+    if case.not_markov:
+        return None  # the states are wrong
+    others = case.ratios[1:] if case.ratios and chosen is case.ratios[0] else []
+    rivals = [case.apart, *others]
+    if case.lost <= FAINT:  # else a reservation says what the estimate rests on
+        rivals.append(case.witness(chosen))
+    return next((one for one in rivals if case.differ(one, chosen)), None)
 
 
 def _agreement(chosen: Answer, case: Case) -> tuple[bool, str]:
-    """Whether an estimate that rests on other assumptions agrees, or none is needed; and what stands behind the choice."""
-    by_weights = chosen is case.episodes
-    others = case.on_states if by_weights else [a for a in [case.episodes] if a is not None]
-    telling = [a for a in others if not case.too_wide(a)]
-    if telling:
-        agrees = f"{telling[0].name}, which rests on other assumptions, agrees ({telling[0].value:.4g})"
-        return True, f"Take {chosen.name}: {agrees}."
-    if by_weights:
-        return True, f"Take {chosen.name}: it has {case.effective}."
+    """Whether the choice may be trusted as far as other families go, and a sentence on what supports it."""
+    witness = case.witness(chosen)
+    if witness is not None:
+        agrees = not case.differ(chosen, witness)
+        verb = "agrees" if agrees else "disagrees"
+        return agrees, (
+            f"Take {chosen.name}: {witness.name}, which rests on other assumptions, {verb} ({witness.value:.4g})."
+        )
+    if chosen is case.episodes:
+        if not case.stops or chosen.truncation == "stops":
+            return True, f"Take {chosen.name}: it has {case.effective}."
+        return False, (
+            f"Take {chosen.name}: it has {case.effective}. What follows truncated steps it takes from the states, and no other family "
+            "can check that."
+        )
     why = case.why_not_episodes()
-    if others:
-        why = f"the interval of {others[0].name} is wider than the range of returns in the log"
+    if case.episodes is not None:
+        why = f"the interval of {case.episodes.name} is wider than the range of returns in the log"
     tested = case.diagnostics.get("markov_degrees", 0) > 0
     return False, (
         f"Take {chosen.name}, if the states hold all that matters for what happens next"
@@ -340,7 +355,7 @@ def _agreement(chosen: Answer, case: Case) -> tuple[bool, str]:
 
 
 def _reservations(chosen: Answer, case: Case) -> list[str]:
-    """What forbids to trust the choice, although nothing better is there."""
+    """Why the choice is not to be trusted, although nothing better is there."""
     text = []
     by_model = chosen is case.model
     off = [
@@ -358,35 +373,37 @@ def _reservations(chosen: Answer, case: Case) -> list[str]:
         rests = "this estimate rests on the behaviour probabilities being right"
         if by_model:
             then = "the interval allows for any value that the rewards permit there"
+            if case.by_steps:
+                then = "the interval allows for any reward at these steps, but not for what follows from them"
         elif estimate is not None and estimate.lost:
             then = (
                 f"the interval allows for any value where no logged action has weight, and elsewhere {rests}"
             )
         else:
             then = f"there {rests}"
-        text.append(
-            f"The policy leaves what the log has seen with (discounted) probability {case.lost:.1%}; {then}."
-        )
+        text.append(f"The policy {case.leaves}; {then}.")
     if case.aside > FAINT:
         text.append(f"{_set_aside(case.aside)} All estimates may be off by about as much.")
+    if case.diagnostics.get("behaviour") == "estimated":
+        text.append(
+            "The behaviour probabilities were estimated from the states: if the behaviour policy acted on anything else that "
+            "matters, all estimates are wrong alike, and nothing in the log can show it."
+        )
     return text
 
 
 def _nothing_left(case: Case) -> str:
-    """Why no estimate can be recommended."""
+    """Why no estimate can be recommended, if no family can be used."""
     if not case.answers:
         return "No estimator ran: the notes say why."
     why = case.why_not_episodes()
     if case.lost > LOST:
-        return (
-            f"With (discounted) probability {case.lost:.0%} the policy takes actions that the log never took in those states, so "
-            f"that no model can be used; and {why}."
-        )
+        return f"The policy {case.leaves}, by actions that the log never took there, so that no model can be used; and {why}."
     return f"No estimate can be recommended: {why}."
 
 
 def _set_aside(share: float) -> str:
-    """Says what is wrong with a log that lacks a share of its steps."""
+    """What is wrong with a log from which a share of the steps was set aside."""
     return (
         f"{share:.1%} of the steps were set aside, because truncated episodes came without their final observation, while the last "
         "steps of other episodes were kept: ends look more frequent than they are."
@@ -394,7 +411,7 @@ def _set_aside(share: float) -> str:
 
 
 def _alike(estimate: Estimate | None, choice: _Choice) -> list[str]:
-    """Says of an estimate whose episodes are all alike what its interval allows for."""
+    """If all episodes are alike, what the interval allows for."""
     if estimate is None or estimate.alike is None:
         return []
     chosen = choice.answer
@@ -406,35 +423,35 @@ def _alike(estimate: Estimate | None, choice: _Choice) -> list[str]:
     ]
 
 
-def _for_all(estimate: Estimate | None, level: float, many: int, seed: int) -> tuple[float, float]:
-    """How much wider below and above an interval is at the level at which `many` of its kind hold together (Bonferroni)."""
-    if estimate is None or many < 2:
+def _reach(estimate: Estimate | None, level: float, compared: int, seed: int) -> tuple[float, float]:
+    """How much wider an interval becomes, below and above, if `compared` intervals are to hold together (Bonferroni)."""
+    if estimate is None or compared < 2:
         return 0.0, 0.0
-    together = _jointly(level, many)
-    one, every = (
+    together = _jointly(level, compared)
+    one, joint = (
         studentised_bootstrap(estimate.value, estimate.influence, level=x, seed=seed)
         for x in (level, together)
     )
     rarer = estimate.unseen(together) - estimate.unseen(level)
     below, above = room_for(rarer, estimate.value, estimate.possible)
-    return max(one.low - every.low, 0.0) + below, max(every.high - one.high, 0.0) + above
+    return max(one.low - joint.low, 0.0) + below, max(joint.high - one.high, 0.0) + above
 
 
-def _jointly(level: float, many: int) -> float:
-    """The level of each of `many` intervals that hold together at `level`."""
-    return 1 - (1 - level) / many
+def _jointly(level: float, compared: int) -> float:
+    """The level that each of `compared` intervals needs to hold together at `level`."""
+    return 1 - (1 - level) / compared
 
 
 def difference_score(a: Estimate | None, b: Estimate | None) -> float | None:
-    """How many standard errors two estimates on the same episodes lie apart, beyond what both leave open; signed."""
+    """The difference of two estimates in standard errors, less what both leave open; None without influences of the same episodes."""
     if a is None or b is None or len(a.influence) != len(b.influence):
         return None
     psi = a.influence - b.influence
     error = float(psi.std(ddof=1) / np.sqrt(len(psi)))
     gap = a.value - b.value
     left_open = open_difference(a, b)[0 if gap > 0 else 1]
-    beyond = max(abs(gap) - left_open - 1e-6 * max(1.0, abs(a.value)), 0.0)
-    return float(np.copysign(beyond / max(error, 1e-300), gap)) if beyond else 0.0
+    beyond = float(max(abs(gap) - left_open - 1e-6 * max(1.0, abs(a.value)), 0.0))
+    return math.copysign(beyond / max(error, 1e-300), gap) if beyond else 0.0  # infinite without an error
 
 
 def disjoint(a: Answer, b: Answer) -> bool:

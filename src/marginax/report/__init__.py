@@ -17,7 +17,7 @@ from marginax.report.figures import (
     plot_style,
     save_figure,
 )
-from marginax.report.page import plain, write_page
+from marginax.report.page import literal, plain, write_page
 from marginax.report.section import Figure, Section, Table, load_section, save_section, versions
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "draw_curves",
     "draw_map",
     "legend_below",
+    "literal",
     "load_section",
     "number",
     "operator_style",

@@ -12,6 +12,8 @@ from marginax._files import atomic_write
 from marginax.report.claims import VERDICTS, number
 from marginax.report.section import Section
 
+_MARKS = {ord(mark): 0xE000 + ord(mark) for mark in "$*`"}  # private characters, which no markup looks for
+_UNMARKED = {private: mark for mark, private in _MARKS.items()}
 _PLAIN = {
     r"\bar c": "c̄",
     r"\bar ": "",
@@ -82,6 +84,15 @@ def write_page(
     atomic_write(path, lambda file: file.write(text.encode("utf-8")))
 
 
+def literal(text: str) -> str:
+    """Text whose stars, backticks and dollar signs are no markup, such as a name that a user gave.
+
+    >>> plain(literal("bid $5 or $6") + " at $\\gamma$")
+    'bid $5 or $6 at γ'
+    """
+    return text.translate(_MARKS)
+
+
 def plain(text: str) -> str:
     r"""Text without markup, for a terminal: LaTeX between dollar signs becomes Unicode.
 
@@ -96,7 +107,7 @@ def plain(text: str) -> str:
         return found
 
     text = re.sub(r"\$([^$]+)\$", unicode, text)
-    return re.sub(r"\*([^*\s][^*]*)\*", r"\1", text).replace("`", "")
+    return re.sub(r"\*([^*\s][^*]*)\*", r"\1", text).replace("`", "").translate(_UNMARKED)
 
 
 def _prose(text: str) -> Any:
@@ -111,7 +122,7 @@ def _prose(text: str) -> Any:
         else:
             safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(piece, quote=False))
             pieces[i] = re.sub(r"\*([^*\s][^*]*)\*", r"<em>\1</em>", safe)
-    return Markup("".join(pieces))
+    return Markup("".join(pieces).translate(_UNMARKED))
 
 
 def _data_uri(path: Path) -> str:
