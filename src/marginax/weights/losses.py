@@ -147,7 +147,8 @@ def path_deviance(
     >>> bool(jnp.abs(jax.grad(path_deviance)(f, traces, discounts)).max() < 1e-6)
     True
     """
-    checks.fraction("mixture", mixture)
+    if isinstance(mixture, int | float):  # not where it is traced
+        checks.fraction("mixture", mixture)
     scores, traces, discounts = _sequences(scores=scores, traces=traces, discounts=discounts)
     seen = _read(traces, discounts, truncated)
     known = (jnp.arange(len(scores)) < 2) | ~seen.reached
