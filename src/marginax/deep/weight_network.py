@@ -65,10 +65,10 @@ def _unclipped(
     config: AgentConfig, network: MLP, pairs: Float[Array, "T batch m"]
 ) -> Float[Array, "T batch"]:
     """The weights that the losses read: those of `fenchel` may be negative."""
-    known = config.start_conditioned and config.exact_first_weight
-    raw = evaluate(network, pairs[1:] if known else pairs)
+    first_is_one = config.start_conditioned and config.exact_first_weight
+    raw = evaluate(network, pairs[1:] if first_is_one else pairs)
     w = raw if config.weights == "fenchel" else jax.nn.softplus(raw)
-    return jnp.concatenate([jnp.ones(pairs.shape[:2])[:1], w]) if known else w
+    return jnp.concatenate([jnp.ones(pairs.shape[:2])[:1], w]) if first_is_one else w
 
 
 def loss(
@@ -112,9 +112,8 @@ def update(
 
     networks = (estimator.weights, estimator.critic)
     (value, w), (gradient, critic_gradient) = jax.value_and_grad(objective, has_aux=True)(networks)
-    if (
-        config.weights == "fenchel"
-    ):  # ascends in w, descends in the critic; the saddle point the other way round
+    # Fenchel's loss is maximised over w and minimised over the critic, the saddle point's the other way round.
+    if config.weights == "fenchel":
         gradient = jax.tree.map(jnp.negative, gradient)
     else:
         critic_gradient = jax.tree.map(jnp.negative, critic_gradient)
