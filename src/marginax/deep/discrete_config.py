@@ -149,7 +149,7 @@ class ActorCriticConfig(DiscreteConfig):
     decay: float = 1.0
     """λ of the traces λ min(c̄, π/μ)."""
     rho_clip: float = 1.0
-    """V-trace's ρ̄: the largest ratio π/μ that multiplies an error. That V-trace contracts is proved for ρ̄ of at least c̄."""
+    """V-trace's ρ̄: the largest ratio π/μ that multiplies an error. Take at least c̄: with less, V-trace may not contract."""
     replay_share: float = 0.5
     """Share of a batch's sequences that is drawn from replay; the others come from the last block."""
     actor_delay: int = 1
