@@ -2,15 +2,15 @@
 
     python examples/q_learning.py --steps 100000 --operator marginalized
 
-One loop plays a Gymnasium environment with an ε-greedy policy, keeps what it saw and with which probability, and learns
-from sequences of it. What `marginax train` adds is many seeds in one program, checkpoints, metrics and speed.
+One loop plays a Gymnasium environment with an ε-greedy policy, stores the transitions with the probabilities of their
+actions, and learns from sequences of them. `marginax train` adds many seeds in one program, checkpoints, metrics and speed.
 
 The target of Q at the first pair of a sequence is
 
     Q(x_0, a_0) + Σ_t γ^t w_t (r_t + γ Q(x_{t+1}, π) - Q(x_t, a_t)),
 
-and operators differ in the credit w_t: 1 and then 0 (one-step), products of traces c = λ min(c̄, π/μ) (Retrace), or their
-mean given where the path has led, λ^t u(x_t | x_0, a_0) min(c̄, π/μ) (marginalized), with a network for u.
+and operators differ in the credit w_t. One-step: 1 for t = 0, then 0. Retrace: the product of traces c = λ min(c̄, π/μ).
+Marginalized: the mean of that product given the start pair and (x_t, a_t), λ^t u(x_t | x_0, a_0) min(c̄, π/μ), with a network for u.
 """
 
 import argparse
@@ -83,8 +83,8 @@ class Replay:
         self.count += 1
 
     def sample(self, generator: np.random.Generator, batch: int, length: int) -> dict[str, np.ndarray]:
-        """Sequences `[batch, length]`; those that run past the end of an episode are cut there."""
-        times = generator.integers(self.count - length, size=batch)[:, None] + np.arange(length)
+        """Sequences `[batch, length]`. They may run past the end of an episode, where the targets and losses cut them."""
+        times = generator.integers(self.count - length + 1, size=batch)[:, None] + np.arange(length)
         names = ("x", "a", "r", "following", "terminal", "cut", "mu")
         return {name: getattr(self, name)[times] for name in names}
 
@@ -94,7 +94,7 @@ def greedy(q: jax.Array) -> jax.Array:
 
 
 def one_target(agent: Agent, s: dict[str, jax.Array], args: argparse.Namespace) -> tuple[jax.Array, ...]:
-    """The target of one sequence, and what the network of u learns from."""
+    """The target of one sequence, and the ratios and discounts that the network of u learns from."""
     q = jax.vmap(agent.target)(s["x"])
     q_next = jax.vmap(agent.target)(s["following"])
     taken = mx.targets.select_actions(q, s["a"])
@@ -109,7 +109,8 @@ def one_target(agent: Agent, s: dict[str, jax.Array], args: argparse.Namespace) 
         target = mx.targets.multi_step(*arrays, args.decay * ratios, s["cut"])
     else:
         times = jnp.arange(len(ratios))
-        u = jnp.where(times < 2, 1.0, jnp.exp(jnp.minimum(scores(agent.log_u, s), 5.0)))
+        log_bound = jnp.log(args.clip) * (times - 1)  # no product of the t - 1 traces on the way is larger
+        u = jnp.where(times < 2, 1.0, jnp.exp(jnp.minimum(scores(agent.log_u, s), log_bound)))
         weights = jnp.where(times == 0, 1.0, args.decay**times * u * ratios)
         target = mx.targets.marginalized(*arrays, weights, s["cut"])
     return target[0], ratios, discounts

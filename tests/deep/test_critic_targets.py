@@ -227,15 +227,16 @@ def test_learned_weights_stay_where_exact_ones_can_be(start_conditioned, clip):
     networks = (state.target_actor, state.target_critic)
     ahead = bootstrap(config, *networks, batch, jax.random.key(0))
     wild = jax.tree.map(lambda x: 19 * abs(x), state.estimator)
-    along = critic_targets.Along(one(batch), *(x[None] for x in (ahead.features, ahead.traces, ahead.traces)))
-    plain = td_weights(config, wild, along, train=False)[0][0]
+    arrays = (x[None] for x in (ahead.features, ahead.traces, ahead.traces))
+    data = critic_targets.WeightData(one(batch), *arrays)
+    plain = td_weights(config, wild, data, train=False)[0][0]
     raw = weight_network.predict(config, wild.weights, weight_network.inputs(config, ahead.features))
     assert raw.max() > 8
     np.testing.assert_array_equal(plain, np.where(batch.valid, np.clip(raw, 0, clip**3), 0))
     paper = dataclasses.replace(config, normalisation="power")
     raised = np.where(batch.valid, np.asarray(raw), 0) ** 0.1
     expected = raised / raised[np.asarray(batch.valid)].mean()
-    normalised = td_weights(paper, wild, along, train=False)[0][0]
+    normalised = td_weights(paper, wild, data, train=False)[0][0]
     np.testing.assert_allclose(normalised, expected, rtol=1e-4)
 
 

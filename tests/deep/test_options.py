@@ -231,6 +231,7 @@ def test_lists_and_numbers_of_numpy_are_taken_as_pythons_own(as_users_have_it, t
     [
         ("batch_size", 1.5, "batch_size must be a whole number, got 1.5"),
         ("hidden", 64, "hidden must be a list of whole numbers, got 64"),
+        ("hidden", b"@", "hidden must be a list of whole numbers, got b'@'"),
         ("learning_rate", "fast", "learning_rate must be a number, got 'fast'"),
         ("layer_norm", "no", "layer_norm must be True or False, got 'no'"),
         ("actor_scale", 0.0, "actor_scale must be above 0"),

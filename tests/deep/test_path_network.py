@@ -149,3 +149,17 @@ def test_the_network_reaches_exact_u_of_an_open_world(power, mixture, tolerance)
     learned = np.exp(paths.average(jnp.tile(jnp.eye(25), (96, 1, 1)), starts))
     error = np.sqrt(np.sum(arrivals * (learned - exact) ** 2) / np.sum(arrivals * exact**2))
     assert error < tolerance
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"power": float("inf")}, "power must be finite, got inf"),
+        ({"mixture": 1.5}, r"mixture must lie in \[0, 1\], got 1.5"),
+        ({"average": -0.1}, r"average must lie in \[0, 1\], got -0.1"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
+    ],
+)
+def test_losses_that_cannot_be_learned_from_are_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        PathLoss(**setting)

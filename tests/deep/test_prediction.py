@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -149,7 +150,10 @@ def test_settings_share_the_data_and_nothing_else(catch):
     ("settings", "sizes", "message"),
     [
         ([Setting("sarsa")], {}, r"settings\[0\].operator must be one of"),
-        ([Setting("retrace", 1.5, 1.0)], {}, r"settings\[0\] must have a decay in \[0, 1\]"),
+        ([Setting("retrace", 1.5, 1.0)], {}, r"settings\[0\].decay must lie in \[0, 1\], got 1.5"),
+        ([], {}, "settings must not be empty"),
+        ([Setting("peng", 0.9)], {"learning_rate": -1.0}, "sizes.learning_rate must be positive, got -1.0"),
+        ([Setting("peng", 0.9)], {"last_rate": float("nan")}, "sizes.last_rate must be finite, got nan"),
         ([Setting("peng", 0.9)], {"length": 200}, "length must lie between 3 and the 128 steps"),
         ([Setting("marginalized", 1.0, 1e3)], {}, "overflow single precision"),
         ([Setting("peng", 0.9)], {"period": 10}, "multiple of sizes.reports"),
@@ -161,6 +165,15 @@ def test_settings_share_the_data_and_nothing_else(catch):
 def test_what_cannot_run_is_refused(settings, sizes, message):
     with pytest.raises(ValueError, match=message):
         prediction.check(settings, Sizes(**sizes))
+
+
+def test_what_is_no_setting_is_refused(monkeypatch):
+    """Without the run-time type check of the tests, which refuses what users may pass."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match=r"settings\[0\].clip must be a number, got 'x'"):
+        prediction.check([Setting("retrace", 0.9, "x")], SMALL)
+    with pytest.raises(ValueError, match=r"settings\[1\] must be a Setting, got 'retrace'"):
+        prediction.check([Setting("peng"), "retrace"], SMALL)
 
 
 def test_simulators_need_no_steps_before_the_first_that_is_kept(catch):

@@ -131,7 +131,7 @@ def test_environments_in_turn_have_their_own_epsilon_and_sequences_stay_in_one()
     """Rows of two CartPoles interleave: their states continue every second row, and so do replayed sequences."""
     epsilons = (1.0, 0.1)
     actor = Actor(AgentSpec("CartPole-v1", 0, random_steps=0, epsilons=epsilons))
-    block = Transitions(np.zeros((60, row_width(4, 1)), np.float32), 4)
+    block, second = (Transitions(np.zeros((60, row_width(4, 1)), np.float32), 4) for _ in range(2))
     layers = unpack(
         np.asarray(q_learning.dense_vector(observation_network((4,), 2, (8,), key=jax.random.key(0)))),
         [4, 8, 2],
@@ -141,10 +141,13 @@ def test_environments_in_turn_have_their_own_epsilon_and_sequences_stay_in_one()
     same = block.actions[:, 0] == greedy
     epsilon = np.resize(epsilons, 60)
     np.testing.assert_allclose(np.exp(block.log_behaviour), epsilon / 2 + (1 - epsilon) * same, rtol=1e-5)
-    buffer = replay.add(replay.empty(60, 4, 1), block.rows)
-    batch = replay.sample(buffer, jax.random.key(0), batch=64, length=4, environments=2)
+    actor.play(1, layers, second)
+    buffer = replay.add(replay.empty(84, 4, 1), block.rows)
+    buffer = replay.add(buffer, second.rows)  # goes round the ring: row 83 is followed by row 0
+    batch = replay.sample(buffer, jax.random.key(0), batch=256, length=4, environments=2)
     follows = np.asarray(batch.valid[1:])
-    assert follows.any()
+    across = np.all(np.asarray(batch.observations[1:]) == np.asarray(buffer.rows[1, :4]), -1)
+    assert (follows & across).any()
     np.testing.assert_array_equal(
         np.asarray(batch.observations[1:])[follows], np.asarray(batch.next_observations[:-1])[follows]
     )

@@ -165,3 +165,26 @@ def test_products_deviances_and_normalised_weights_take_lists():
     np.testing.assert_allclose(losses.cumulative([9, 2, 3, 5], [0, 0, 1, 0])[0], [1, 2, 6, 0])
     np.testing.assert_allclose(losses.deviance([0.0, 1.0], [2, 3], power=1), [1, np.e - 3], rtol=1e-6)
     np.testing.assert_allclose(losses.normalise([1, 3, 9], [1, 1, 0]), [0.5, 1.5, 0])
+
+
+def test_weights_are_normalised_over_the_entries_that_count():
+    given = np.array([[1.0, 3.0], [9.0, 2.0]], np.float32)
+    with pytest.raises(ValueError, match=r"valid must have shape \(2, 2\), one entry per step, got \(1,\)"):
+        losses.normalise(given, [True])
+    np.testing.assert_array_equal(losses.normalise(given, np.zeros((2, 2), bool)), 0)
+    valid = np.array([[True, False], [True, True]])
+    expected = np.where(valid, np.sqrt(given), 0) / np.sqrt([1, 9, 2]).mean()
+    np.testing.assert_allclose(losses.normalise(given, valid, power=0.5), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"mixture": 2.0}, r"mixture must lie in \[0, 1\], got 2.0"),
+        ({"shift": -1.0}, "shift must be at least 0, got -1.0"),
+        ({"power": float("nan")}, "power must be finite, got nan"),
+    ],
+)
+def test_settings_that_give_no_loss_are_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        losses.path_deviance([0.0] * 4, [1.0] * 4, [0.9] * 4, **setting)

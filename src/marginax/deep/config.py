@@ -1,4 +1,4 @@
-"""The settings of every agent, and those of TD3, each with a sentence."""
+"""The settings that all agents share, and those of TD3."""
 
 import dataclasses
 import math
@@ -23,58 +23,58 @@ class AgentConfig:
     operator: str = "one-step"
     """The operator whose sampled estimate is the critic's target."""
     weights: Weights = "regression"
-    """How `marginalized` estimates its TD weights; `paths` learns the mean product u of the traces up to a state, and keeps the last trace exact."""
+    """How `marginalized` estimates its TD weights; `paths` learns the mean product of the traces on the way to a state, and uses the exact last trace."""
     sequence_length: int = 5
-    """Steps of a replayed sequence; `one-step` needs, and takes, only 1."""
+    """Steps of a replayed sequence; `one-step` always takes 1."""
     decay: float = 0.7
     """λ of the traces λ min(c̄, (π/μ)^temperature); not used by `n-step`."""
     clip: float = 1.0
-    """c̄ of the traces. TD weights are bounded by max(1, λ c̄)^(sequence_length - 1), as the traces' products are."""
+    """c̄ of the traces. TD weights are bounded by max(1, λ c̄)^(sequence_length - 1), as products of traces are."""
     start_conditioned: bool = True
     """Whether the TD weights see the start pair (x_0, a_0) as well as (x_t, a_t)."""
     exact_first_weight: bool = True
-    """Whether start-conditioned weights are 1 at the start itself, as they are where no state is met twice."""
+    """Whether start-conditioned weights are 1 at the start pair, the exact value if no state is met twice."""
     normalisation: Normalisation = "none"
-    """How the weights of a batch are normalised: `mean` divides them by their mean; `power`, the paper's, first raises them to `normalisation_power`."""
+    """How the weights of a batch are normalised: `mean` divides them by their mean; `power`, the paper's form, first raises them to `normalisation_power`."""
     normalisation_power: float = 0.1
     """The paper's T."""
     weight_learning_rate: float = 1e-4
     """Adam's step size for the TD weights w."""
     path_power: float = 1.0
-    """Which deviance `paths` minimises: 0 squares, 1 Poisson, 2 gamma."""
+    """Which deviance `paths` minimises: 0 is squares, 1 Poisson, 2 gamma."""
     path_mixture: float = 0.8
-    """What `paths` learns from: 1 products of traces, 0 reverse-time TD."""
+    """What `paths` learns from: 1 is products of traces, 0 is reverse-time TD."""
     weight_critic_learning_rate: float = 1e-3
-    """Adam's step size for the weights' adversary."""
+    """Adam's step size for the adversary of the TD weights."""
     weight_critic_penalty: float = 1.0
-    """Factor of half the square of `saddle-point`'s critic before its tanh, which keeps the tanh from saturating; 0 is the paper's."""
+    """Factor of half the squared output of `saddle-point`'s critic before its tanh, a penalty that keeps the tanh from saturating; 0 is the paper's."""
     discount: float = 0.99
     """γ."""
     learning_rate: float = 3e-4
-    """Adam's step size for the networks that act and value."""
+    """Adam's step size for the policy and value networks."""
     batch_size: int = 256
     """Sequences in a batch."""
     hidden: tuple[int, ...] = (256, 256)
     """Hidden units of each layer of every network."""
     random_steps: int | None = None
-    """First steps, which take uniform random actions. None: 10,000, but at most a tenth of the run."""
+    """Steps at the start with uniform random actions. None: 10,000, but at most a tenth of the run."""
     update_after: int = 1_000
     """Steps before the first update."""
     update_every: int = 50
-    """Steps between blocks of updates; a block has as many updates."""
+    """Steps between blocks of updates; a block has as many updates as steps."""
     replay_size: int = 1_000_000
     """Transitions the replay buffer holds, rounded down to whole blocks; the oldest are overwritten first."""
     time_limits_end: bool = False
-    """Whether a time limit counts as the end of an episode, after which nothing is earned; otherwise targets bootstrap there."""
+    """Whether a time limit counts as the end of an episode, with no reward after it; otherwise targets bootstrap there."""
     divergence_factor: float = 100.0
-    """A seed ends when its mean |Q| exceeds this many times the largest |reward| met over 1 - γ."""
+    """A seed stops when its mean |Q| exceeds this factor times the largest |reward| so far, divided by 1 - γ."""
 
     kind: ClassVar[str]
     """The agent's name on the command line and in files."""
     discrete: ClassVar[bool]
     """Whether the agent chooses among discrete actions."""
     before: ClassVar[dict[str, Any]] = {}
-    """What runs did that were stored before a setting existed, where that is not its default."""
+    """Values that stored runs had before a setting existed, where they differ from its default."""
 
     def __post_init__(self) -> None:
         as_plain(self)
@@ -100,27 +100,27 @@ class AgentConfig:
 
     def _require(self, name: str, holds: Any, should: str) -> None:
         value = getattr(self, name)
-        if value is not None and not holds(value):  # None: to be derived
+        if value is not None and not holds(value):  # None stands for a default that depends on other settings
             raise ValueError(f"{name} must {should}, got {value!r}.")
 
     @property
     def length(self) -> int:
-        """Steps of a sequence that the operator needs."""
+        """Steps of the sequences that the operator reads."""
         return 1 if self.operator == "one-step" else self.sequence_length
 
     @property
     def updates(self) -> int:
-        """Updates of a block."""
+        """Number of updates in a block."""
         return self.update_every
 
     @property
     def copies(self) -> int:
-        """Simulators that an agent plays side by side."""
+        """Number of simulators that an agent plays side by side."""
         return 1
 
     @property
     def weight_bound(self) -> float:
-        """The largest product of traces that a sequence can have, and so the largest TD weight."""
+        """The largest product of traces of a sequence, and so the largest TD weight."""
         return max(1.0, self.decay * self.clip) ** (self.sequence_length - 1)
 
     @property
@@ -129,7 +129,7 @@ class AgentConfig:
         return f"marginalized-{self.weights}" if self.operator == "marginalized" else self.operator
 
     def derived(self: C, steps: int) -> C:
-        """The settings with what depends on the steps of the run filled in."""
+        """The settings with the defaults that depend on the length of the run filled in."""
         most = min(10_000, steps // 10)
         return self if self.random_steps is not None else dataclasses.replace(self, random_steps=most)
 
@@ -148,9 +148,9 @@ class AgentConfig:
 
 
 def as_plain(settings: Any) -> None:
-    """Turn the fields of a fresh frozen dataclass into Python's own numbers and tuples.
+    """Turn the fields of a new frozen dataclass into Python's own numbers and tuples.
 
-    So settings can be hashed, compared with stored ones, and stored, whatever they were given as.
+    Then settings can be hashed, stored and compared with stored ones, whatever types they were given as.
     """
     kinds = typing.get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
@@ -159,10 +159,10 @@ def as_plain(settings: Any) -> None:
 
 
 def _plain(name: str, value: Any, kind: Any) -> Any:
-    if hasattr(value, "tolist"):  # of NumPy or JAX
+    if hasattr(value, "tolist"):  # a NumPy or JAX array or number
         value = value.tolist()
     if typing.get_origin(kind) is tuple:
-        if isinstance(value, str) or not isinstance(value, Iterable):
+        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
             raise ValueError(f"{name} must be a list of whole numbers, got {value!r}.")
         return tuple(_plain(name, each, int) for each in value)
     kinds = (kind, *typing.get_args(kind))
@@ -178,7 +178,7 @@ def _plain(name: str, value: Any, kind: Any) -> Any:
 
 
 def _choices(kind: Any) -> list[str]:
-    """The words that a setting of this type can be; none for other types."""
+    """The words that a setting of this `Literal` type can take; empty for other types."""
     parts = (kind, *typing.get_args(kind))
     return [word for part in parts if typing.get_origin(part) is Literal for word in typing.get_args(part)]
 
@@ -187,11 +187,10 @@ def _choices(kind: Any) -> list[str]:
 class TD3Config(AgentConfig):
     """Settings of TD3; wrong ones raise `ValueError` at once.
 
-    The defaults are Spinning Up's, but for scaled observations, a penalty of saturated actions, larger batches, smaller
-    steps of the actor and more exploration: see the page on the baseline. `preset` gives the settings of others.
+    The defaults are Spinning Up's except for scaled observations, a penalty of saturated actions, larger batches, smaller
+    steps of the actor and more exploration: see the page on the baseline. `preset` gives Spinning Up's own or the paper's.
 
-    Actions are scaled to the box [-1, 1] inside the agent, so noise scales are fractions of half the range of
-    an action (for simulators with actions in [-1, 1], Spinning Up's numbers as they are).
+    Actions are scaled to the box [-1, 1] inside the agent, so noise scales are fractions of half the range of an action.
 
     >>> TD3Config(operator="retrace").sequence_length
     5
@@ -204,33 +203,33 @@ class TD3Config(AgentConfig):
     operator: Operator = "one-step"
     """The operator whose sampled estimate is the critic's target."""
     target_steps: TargetSteps | None = None
-    """Which later steps a `marginalized` target reads: `all`, or `one` drawn at random, which is faster; None: `one` for `regression`, else `all`."""
+    """Which later steps a `marginalized` target reads: `all`, or a random `one`, which is faster; None: `one` for `regression` without normalisation, else `all`."""
     trace_temperature: float = 1.0
-    """Power of the ratio π/μ in the traces: 1 is the paper's, less is softer."""
+    """Power of the ratio π/μ in the traces: 1 is the paper's; less brings traces closer to 1."""
     trace_scale: float | None = None
-    """Standard deviation of π around the actor's output; None: that of the exploration."""
+    """Standard deviation of π around the actor's output; None: that of the exploration noise."""
     learning_rate: float = 1e-3
     """Adam's step size for the critics."""
     actor_learning_rate: float | None = 3e-4
     """Adam's step size for the actor; None: that of the critics."""
     polyak: float = 0.995
-    """Share of the old target networks kept at each update of them."""
+    """Share of the old parameters that the target networks keep at each of their updates."""
     act_noise: float = 0.3
     """Standard deviation of the exploration noise."""
     target_noise: float = 0.2
     """Standard deviation of the noise on the target policy's actions."""
     noise_clip: float = 0.5
-    """Largest absolute value of that noise."""
+    """Largest absolute value of the noise on the target policy's actions."""
     scale_observations: bool = True
-    """Whether the networks see observations less their running mean, over their standard deviation."""
+    """Whether observations are scaled: minus their running mean, divided by their running standard deviation."""
     time_feature: bool = False
-    """Whether an observation also says which share of the episode's time is left."""
+    """Whether observations contain the remaining share of the episode's time."""
     layer_norm: bool = False
     """Whether every hidden layer of the critics is scaled to mean 0 and variance 1 over its units."""
     actor_scale: float = 1.0
-    """Factor of the first weights of the actor's last layer: small ones begin with actions near 0."""
+    """Factor of the initial parameters of the actor's last layer: with a small one, actions start near 0."""
     saturation_penalty: float = 0.01
-    """Factor of the mean square of the actor's output before its tanh, added to its loss: it keeps actions from the corners of the box."""
+    """Factor of a penalty in the actor's loss, the mean square of its output before the tanh. It keeps actions away from the bounds of the box."""
     actor_after: int = 0
     """Updates of the critics before the actor's first."""
     policy_delay: int = 2
@@ -246,7 +245,7 @@ class TD3Config(AgentConfig):
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> "TD3Config":
-        """The settings of a preset of `TD3_PRESETS`, and what is changed in them.
+        """The settings of a preset of `TD3_PRESETS` with some of them changed.
 
         >>> TD3Config.preset("spinning-up", operator="retrace").batch_size
         100
@@ -272,7 +271,7 @@ class TD3Config(AgentConfig):
 
     @property
     def samples_a_step(self) -> bool:
-        """Whether a target reads its first step and one other alone."""
+        """Whether a target reads only its first step and one random later step."""
         plain = self.weights == "regression" and self.normalisation == "none"
         one = plain if self.target_steps is None else self.target_steps == "one"
         return self.operator == "marginalized" and one and self.sequence_length > 1
@@ -309,5 +308,5 @@ TD3_PRESETS: dict[str, dict[str, Any]] = {
         "normalisation": "power",
     },
 }
-"""Settings of TD3 by name, as changes of the defaults. The paper's agent is Spinning Up's with marginalized targets; its TD
-weights are those of the pair alone from the saddle point, raised to a power and divided by their mean."""
+"""Presets of TD3, as changes of the defaults. The paper's agent is Spinning Up's with marginalized targets. Its TD weights
+come from the saddle point, do not depend on the start pair, and have power normalisation."""

@@ -1,13 +1,15 @@
-r"""The half of an update that depends on the operator: what the critics are to learn from replayed sequences.
+r"""The half of an update that depends on the operator: the targets of the critics on replayed sequences.
 
 For every operator the target at the first pair of a sequence is
-$Q(x_0,a_0) + \sum_t \gamma^t w_t (r_t + \gamma Q(x_{t+1},\pi) - Q(x_t,a_t))$ with the delayed networks; operators
-differ in the credits $w_t$: products of traces, or TD weights. A round of updates between two moves of the target
-networks has one batch per update; their targets are computed together, along a leading axis of batches.
+$Q(x_0,a_0) + \sum_t \gamma^t w_t (r_t + \gamma Q(x_{t+1},\pi) - Q(x_t,a_t))$ with the delayed networks. Operators
+differ in the credit $w_t$ of step t: a product of traces, or a TD weight. The target networks do not move within a round
+of updates, so the targets of all batches of a round are computed together, along a leading axis `batches`.
 """
 
+import dataclasses
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -27,15 +29,15 @@ Estimator = weight_network.Estimator | Paths
 
 
 class CriticTarget(eqx.Module):
-    """What the critics are to learn from the batches of a round.
+    """The targets of the critics on the batches of a round.
 
     Attributes:
         target: One constant target per sequence.
-        pairs: [state, action] features of the first step of each.
-        credit: TD weights, or products of traces for the other operators.
-        share: Probability with which a step was read; 1 where all are.
-        valid: Which entries of the credit count.
-        trace_mean: Mean trace over steps t ≥ 1 of each batch; 0 where none was computed.
+        pairs: [state, action] features of the first step of each sequence.
+        credit: Credit of each step: a TD weight, or a product of traces for the other operators.
+        share: Probability with which each step was read; 1 where the target reads all steps.
+        valid: Which steps are not padding.
+        trace_mean: Mean trace over steps t ≥ 1 of each batch; 0 where no traces were computed.
     """
 
     target: Float[Array, "batches batch"]
@@ -47,19 +49,19 @@ class CriticTarget(eqx.Module):
 
 
 class Metrics(eqx.Module):
-    """What one update says about itself (of a block: one entry per update).
+    """The metrics of one update, or of a block with one entry per update.
 
     Attributes:
-        critic_loss: Squared error, summed over the twins.
-        q_mean: Mean of the first critic on the batch.
-        q_size: Mean of its absolute value.
+        critic_loss: Mean squared error, summed over the twin critics.
+        q_mean: Mean value of the first critic on the batch.
+        q_size: Mean absolute value of the first critic.
         target_mean: Mean of the targets.
         target_variance: Variance of the targets over the batch.
-        error_variance: Variance of target minus the first critic's value: what the operator's sampling adds.
-        trace_mean: Mean trace c(x_t, a_t) over steps t ≥ 1; 0 where there are none.
-        weight_mean: Mean credit of the steps t ≥ 1: TD weights, or products of traces for the other operators.
+        error_variance: Variance of target minus the first critic's value: a measure of the noise of the targets.
+        trace_mean: Mean trace c(x_t, a_t) over steps t ≥ 1; 0 without such steps.
+        weight_mean: Mean credit of the steps t ≥ 1.
         weight_max: Largest credit of any step.
-        effective_length: Mean over sequences of the sum of credits; 1 for one-step.
+        effective_length: Sum of the credits of a sequence, averaged over sequences; 1 for `one-step`.
         weight_loss: Loss of the TD weights; 0 in updates that do not train them.
     """
 
@@ -76,15 +78,23 @@ class Metrics(eqx.Module):
     weight_loss: Float[Array, "..."]
 
 
+# Other operators, the variance of whose targets is measured on the same batches and networks.
+RIVALS = ("one-step", "retrace")
+METRICS = (
+    *(field.name for field in dataclasses.fields(Metrics)),
+    *(f"error_variance_{name}" for name in RIVALS),
+)
+
+
 class Bootstrap(eqx.Module):
-    """What the target networks say along a batch of sequences.
+    """Values of the target networks and traces for every step of a batch of sequences.
 
     Attributes:
-        v_next: $Q(x_{t+1}, π)$ with the smoothing noise of TD3, the smaller of the twins.
+        v_next: $Q(x_{t+1}, π)$. For TD3 it is the smaller of the twins, at an action with smoothing noise.
         traces: $c(x_t, a_t)$; 1 at the first step, where it is never read.
-        q: What the operator subtracts from step t: $Q(x_t, a_t)$, or $Q(x_t, π)$ for `n-step` and `retrace-paper`;
-            0 at the first step where it cancels.
-        features: [state, action], actions clipped to the box.
+        q: The value that the Bellman error of step t subtracts: $Q(x_t, a_t)$, or $Q(x_t, π)$ for `n-step`, `peng` and
+            `retrace-paper`. It may be 0 at the first step, where it cancels unless the first weight differs from 1.
+        features: [state, action] features of each pair, with actions clipped to the box.
     """
 
     v_next: Float[Array, "T batch"]
@@ -93,8 +103,15 @@ class Bootstrap(eqx.Module):
     features: Float[Array, "T batch n"]
 
 
-class Along(NamedTuple):
-    """What TD weights are learned from: sequences `[batches, T, batch, …]`, features of pairs, traces and discounts."""
+class WeightData(NamedTuple):
+    """The data that TD weights are evaluated on and learned from, for the batches of a round.
+
+    Attributes:
+        sequences: Replayed sequences.
+        features: [state, action] features of each pair.
+        traces: $c(x_t, a_t)$; the first is never read.
+        discounts: γ, or 0 where step t ended the episode.
+    """
 
     sequences: Sequences
     features: Float[Array, "batches T batch n"]
@@ -116,7 +133,7 @@ def init_estimator(
 
 
 def path_loss(config: AgentConfig) -> PathLoss:
-    """How the weights of paths are learned."""
+    """The loss of `weights="paths"` with the settings of an agent."""
     return PathLoss(config.path_power, config.path_mixture, learning_rate=config.weight_learning_rate)
 
 
@@ -130,10 +147,10 @@ def critic_targets(
     *,
     train: bool,
 ) -> tuple[CriticTarget, Estimator | None, Float[Array, ""]]:
-    """Targets of the batches of a round and, if `train`, one step of the TD weights on the last of them.
+    """Targets of TD3 on the batches of a round and, with `train`, one step of the TD weights on the last batch.
 
     Args:
-        config: Says which operator.
+        config: The settings, among them the operator.
         target_actor: The delayed actor.
         target_critic: The delayed critics.
         estimator: The TD weights; None unless the operator is `marginalized`.
@@ -142,43 +159,45 @@ def critic_targets(
         train: Whether the TD weights learn.
 
     Returns:
-        The targets, the estimator, and its loss (0 where it does not learn).
+        The targets, the estimator, and its loss (0 without training).
     """
     if config.operator == "marginalized" and estimator is None:
         raise ValueError("estimator must be given for the marginalized operator.")
     if estimator is not None and config.samples_a_step:
-        return _from_one_step(config, target_actor, target_critic, estimator, batches, keys, train=train)
-    ahead = jax.vmap(partial(bootstrap, config, target_actor, target_critic))(batches, keys)
-    return from_bootstrap(config, estimator, batches, ahead, train=train)
+        return _sampled_step_targets(
+            config, target_actor, target_critic, estimator, batches, keys, train=train
+        )
+    values = jax.vmap(partial(bootstrap, config, target_actor, target_critic))(batches, keys)
+    return all_step_targets(config, estimator, batches, values, train=train)
 
 
-def from_bootstrap(
+def all_step_targets(
     config: AgentConfig,
     estimator: Estimator | None,
     batches: Sequences,
-    ahead: Bootstrap,
+    values: Bootstrap,
     *,
     train: bool,
 ) -> tuple[CriticTarget, Estimator | None, Float[Array, ""]]:
-    """Targets that read all steps, from what the target networks say along the batches: see `critic_targets`."""
+    """Targets that read every step of the sequences: see `critic_targets`."""
     if estimator is None:
-        credit, loss = jax.vmap(products)(ahead.traces, batches), jnp.zeros(())
+        credit, loss = jax.vmap(products)(values.traces, batches), jnp.zeros(())
     else:
-        along = Along(batches, ahead.features, ahead.traces, batches.discounts(config.discount))
-        credit, estimator, loss = td_weights(config, estimator, along, train=train)
-    target = jax.vmap(partial(operator_target, config))(batches, ahead, credit)
+        data = WeightData(batches, values.features, values.traces, batches.discounts(config.discount))
+        credit, estimator, loss = td_weights(config, estimator, data, train=train)
+    target = jax.vmap(partial(operator_target, config))(batches, values, credit)
     found = CriticTarget(
         target=jax.lax.stop_gradient(target),
-        pairs=ahead.features[:, 0],
+        pairs=values.features[:, 0],
         credit=credit,
         share=jnp.ones_like(credit),
         valid=batches.valid,
-        trace_mean=jax.vmap(masked_mean)(later(batches.valid), ahead.traces),
+        trace_mean=jax.vmap(masked_mean)(later(batches.valid), values.traces),
     )
     return found, estimator, loss
 
 
-def _from_one_step(
+def _sampled_step_targets(
     config: TD3Config,
     target_actor: MLP,
     target_critic: Critics,
@@ -188,36 +207,45 @@ def _from_one_step(
     *,
     train: bool,
 ) -> tuple[CriticTarget, Estimator, Float[Array, ""]]:
-    """Marginalized targets from the first step and one later step τ, weighted by 1 / P(τ): the same on average.
+    """Marginalized targets from the first step and one random later step τ, weighted by 1 / P(τ): the same on average.
 
-    The weight of a step needs no walk along the path to it, so only the training of the weights, which learn
-    from products of traces, looks at the steps in between.
+    The TD weight of a step does not need the steps before it. Only the training of the weights, which learn from products
+    of traces, reads the whole sequence, and only of the last batch.
     """
     step_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
     steps, probability = jax.vmap(partial(draw_steps, config, batches.rewards.shape[2]))(step_keys)
-    two = jax.vmap(replay.pick)(batches, steps)
-    traces, trace_mean = jnp.ones(two.rewards.shape), jnp.zeros(len(keys))
+    pairs = jax.vmap(replay.pick)(batches, steps)  # steps 0 and τ: sequences of length 2
+    traces, trace_mean = jnp.ones(pairs.rewards.shape), jnp.zeros(len(keys))
     if train:
         last: Sequences = jax.tree.map(lambda x: x[-1], batches)
-        along = act(target_actor, last.next_observations)
-        whole = trace(config, last, along)
-        place = (steps[-1], jnp.arange(steps.shape[1]))
-        traces = traces.at[-1, 1].set(products(whole, last)[place])
-        trace_mean = trace_mean.at[-1].set(masked_mean(later(last.valid), whole))
-        means = jnp.stack([along[0], along[place]])[None]
+        all_means = act(target_actor, last.next_observations)
+        all_traces = trace(config, last, all_means)
+        drawn = (steps[-1], jnp.arange(steps.shape[1]))
+        # The product of all traces up to τ takes the place of the trace of the second step.
+        traces = traces.at[-1, 1].set(products(all_traces, last)[drawn])
+        trace_mean = trace_mean.at[-1].set(masked_mean(later(last.valid), all_traces))
+        means = jnp.stack([all_means[0], all_means[drawn]])[None]
         if len(keys) > 1:
-            means = jnp.concatenate([act(target_actor, two.next_observations[:-1]), means])
+            means = jnp.concatenate([act(target_actor, pairs.next_observations[:-1]), means])
     else:
-        means = act(target_actor, two.next_observations)
-    ahead = jax.vmap(partial(look_ahead, config, target_critic))(two, means, traces, noise_keys)
-    power = config.discount ** (steps - 1) / probability  # beside the γ that a step's successor has anyway
-    discounts = jnp.where(two.terminal, 0.0, config.discount * jnp.stack([power, jnp.ones_like(power)], 1))
-    along_two = Along(two, ahead.features, traces, discounts)
-    credit, estimator, loss = td_weights(config, estimator, along_two, train=train)
-    target = jax.vmap(partial(operator_target, config))(two, ahead, credit.at[:, 1].multiply(power))
-    share = jnp.ones_like(credit).at[:, 1].set(probability)
-    found = (jax.lax.stop_gradient(target), ahead.features[:, 0], credit, share, two.valid, trace_mean)
-    return CriticTarget(*found), estimator, loss
+        means = act(target_actor, pairs.next_observations)
+    values = jax.vmap(partial(critic_values, config, target_critic))(pairs, means, traces, noise_keys)
+    # γ^τ / P(τ), without the factor γ that the second of two steps has anyway.
+    factor = config.discount ** (steps - 1) / probability
+    discounts = config.discount * jnp.stack([factor, jnp.ones_like(factor)], 1)
+    discounts = jnp.where(pairs.terminal, 0.0, discounts)
+    data = WeightData(pairs, values.features, traces, discounts)
+    credit, estimator, loss = td_weights(config, estimator, data, train=train)
+    target = jax.vmap(partial(operator_target, config))(pairs, values, credit.at[:, 1].multiply(factor))
+    found = CriticTarget(
+        target=jax.lax.stop_gradient(target),
+        pairs=values.features[:, 0],
+        credit=credit,
+        share=jnp.ones_like(credit).at[:, 1].set(probability),
+        valid=pairs.valid,
+        trace_mean=trace_mean,
+    )
+    return found, estimator, loss
 
 
 def bootstrap(
@@ -225,13 +253,13 @@ def bootstrap(
 ) -> Bootstrap:
     """Bootstrap values and traces of a batch; the policy π is a Gaussian around the target actor's output."""
     means = act(target_actor, batch.next_observations)
-    return look_ahead(config, target_critic, batch, means, trace(config, batch, means), key)
+    return critic_values(config, target_critic, batch, means, trace(config, batch, means), key)
 
 
 def trace(config: TD3Config, batch: Sequences, means: Float[Array, "T batch m"]) -> Float[Array, "T batch"]:
     r"""The traces $c_t = \lambda \min(\bar c, (\pi/\mu)^{\text{temperature}})$ of a batch, 1 at the first step.
 
-    `means` are the delayed actor's actions at the successors $x_{t+1}$.
+    `means` are the target actor's actions at the successors $x_{t+1}$.
     """
     ones = jnp.ones(batch.rewards.shape)
     if len(ones) == 1 or config.operator == "n-step":
@@ -244,17 +272,17 @@ def trace(config: TD3Config, batch: Sequences, means: Float[Array, "T batch m"])
 def log_density(
     actions: Float[Array, "*batch m"], mean: Float[Array, "*batch m"], scale: float
 ) -> Float[Array, "*batch"]:
-    """Log-density of a Gaussian with the same scale in every direction."""
+    """Log-density of a Gaussian with the same standard deviation in every direction."""
     log_scale = jnp.log(scale) + 0.5 * jnp.log(2 * jnp.pi)
     return -jnp.sum(0.5 * ((actions - mean) / scale) ** 2 + log_scale, axis=-1)
 
 
 def products(traces: Float[Array, "T batch"], batch: Sequences) -> Float[Array, "T batch"]:
-    """$C_t = c_1 ⋯ c_t$ of each sequence, zero in the padding."""
+    """The products $C_t = c_1 ⋯ c_t$ of each sequence, zero in the padding."""
     return jax.vmap(cumulative, 1, 1)(traces, batch.terminal | batch.truncated)[0]
 
 
-def look_ahead(
+def critic_values(
     config: TD3Config,
     target_critic: Critics,
     batch: Sequences,
@@ -262,27 +290,30 @@ def look_ahead(
     traces: Float[Array, "T batch"],
     key: Array,
 ) -> Bootstrap:
-    """Values at the policy's actions, smoothed as TD3 has it, and at those taken, beside the traces of a batch."""
+    """`Bootstrap` of a batch: the smaller of the target critics, with TD3's smoothing noise on the policy's actions.
+
+    `means` are the target actor's actions at the successors, and `traces` are passed through.
+    """
     noise = config.target_noise * jax.random.normal(key, means.shape)
     smoothed = jnp.clip(means + jnp.clip(noise, -config.noise_clip, config.noise_clip), -1, 1)
-    following = jnp.concatenate([batch.next_observations, smoothed], -1)
+    successors = jnp.concatenate([batch.next_observations, smoothed], -1)
     features = jnp.concatenate([batch.observations, jnp.clip(batch.actions, -1, 1)], -1)
-    # The first value cancels unless the first weight differs from 1.
+    # The value of the first pair cancels unless the first weight differs from 1. What cancels is not computed.
     first = 0 if config.operator == "marginalized" and not first_weight_is_one(config) else 1
-    taken = config.operator not in ("n-step", "retrace-paper") and first < len(features)
-    pairs = jnp.concatenate([following, features[first:]]) if taken else following
+    subtracts_policy_value = config.operator in ("n-step", "retrace-paper")
+    pairs = successors if subtracts_policy_value else jnp.concatenate([successors, features[first:]])
     values = jnp.min(value(target_critic, pairs), axis=0)
-    v_next, others = values[: len(means)], values[len(means) :]
-    q = jnp.concatenate([jnp.zeros_like(v_next[:first]), others if taken else v_next[:-1]])
+    v_next, q_taken = values[: len(means)], values[len(means) :]
+    q = jnp.concatenate([jnp.zeros_like(v_next[:first]), v_next[:-1] if subtracts_policy_value else q_taken])
     return Bootstrap(v_next, traces, q, features)
 
 
 def draw_steps(
     config: TD3Config, batch: int, key: Array
 ) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
-    r"""One later step for each sequence, $1 \le \tau < T$, and its probability, in proportion to $(\gamma\lambda)^\tau$.
+    r"""A random later step $1 \le \tau < T$ for each sequence, and its probability, proportional to $(\gamma\lambda)^\tau$.
 
-    Weights of traces with decay λ are of the order of $\lambda^\tau$, so steps are drawn about as often as they count.
+    TD weights of traces with decay λ are of the order of $\lambda^\tau$, so a step is drawn about as often as it counts.
     """
     times = jnp.arange(1, config.sequence_length)
     logits = times * jnp.log(config.discount * max(config.decay, 0.1) + 1e-6)
@@ -291,14 +322,18 @@ def draw_steps(
 
 
 def td_weights(
-    config: AgentConfig, estimator: Estimator, along: Along, *, train: bool
+    config: AgentConfig, estimator: Estimator, data: WeightData, *, train: bool
 ) -> tuple[Float[Array, "batches T batch"], Estimator, Float[Array, ""]]:
-    """TD weights for the targets, and the estimator and its loss after its training on the last batch, if any."""
+    """TD weights of all steps; with `train`, the estimator then takes one step on the last batch.
+
+    Returns:
+        The weights before the step, the estimator after it, and the loss (0 without training).
+    """
     if isinstance(estimator, Paths):
-        weights, estimator, loss = _path_weights(config, estimator, along, train)
+        weights, estimator, loss = _path_weights(config, estimator, data, train)
     else:
-        weights, estimator, loss = _pair_weights(config, estimator, along, train)
-    valid = along.sequences.valid
+        weights, estimator, loss = _pair_weights(config, estimator, data, train)
+    valid = data.sequences.valid
     weights = jnp.where(valid, weights, 0)
     if config.normalisation == "none":
         return jnp.minimum(weights, config.weight_bound), estimator, loss
@@ -307,29 +342,29 @@ def td_weights(
 
 
 def _pair_weights(
-    config: AgentConfig, estimator: weight_network.Estimator, along: Along, train: bool
+    config: AgentConfig, estimator: weight_network.Estimator, data: WeightData, train: bool
 ) -> tuple[Array, Estimator, Array]:
-    """`td_weights` of a network that sees pairs, before bounds and normalisation."""
-    pairs = jax.vmap(partial(weight_network.inputs, config))(along.features)
+    """`td_weights` of a network of w, before the bound and the normalisation."""
+    pairs = jax.vmap(partial(weight_network.inputs, config))(data.features)
     predict = jax.vmap(partial(weight_network.predict, config, estimator.weights))
     loss, earlier = jnp.zeros(()), pairs[:-1] if train else pairs
     weights = [predict(earlier)] if len(earlier) else []
     if train:
-        last = (x[-1] for x in (pairs, along.traces, along.discounts, along.sequences.truncated))
+        last = (x[-1] for x in (pairs, data.traces, data.discounts, data.sequences.truncated))
         estimator, loss, own = weight_network.update(config, estimator, *last)
         weights.append(own[None])
     return jnp.concatenate(weights), estimator, loss
 
 
 def _path_weights(
-    config: AgentConfig, estimator: Paths, along: Along, train: bool
+    config: AgentConfig, estimator: Paths, data: WeightData, train: bool
 ) -> tuple[Array, Estimator, Array]:
-    r"""`td_weights` of paths, $\lambda^t u(x_t \mid x_0, a_0) \min(\bar c, \pi/\mu)$: the action's own trace is exact."""
-    start = along.features[:, 0] if config.start_conditioned else along.features[:, 0, :, :0]
-    ratios = along.traces / config.decay if config.decay else along.traces
+    r"""`td_weights` of a network of u, $\lambda^t u(x_t \mid x_0, a_0) \min(\bar c, \pi/\mu)$: the last trace is exact."""
+    start = data.features[:, 0] if config.start_conditioned else data.features[:, 0, :, :0]
+    ratios = data.traces / config.decay if config.decay else data.traces
 
-    def log_u(network: PathNetwork, k: int) -> Float[Array, "batch T"]:
-        return network(along.sequences.observations[k], start[k]).T
+    def log_u(network: PathNetwork, batch: int) -> Float[Array, "batch T"]:
+        return network(data.sequences.observations[batch], start[batch]).T
 
     u = path_network.mean_products(
         jnp.stack([log_u(estimator.average, k) for k in range(len(ratios))]), config.clip
@@ -337,14 +372,16 @@ def _path_weights(
     weights = jnp.swapaxes(path_network.credit(u, jnp.swapaxes(ratios, 1, 2), config.decay), 1, 2)
     if not train:
         return weights, estimator, jnp.zeros(())
-    last = (x[-1].T for x in (ratios, along.discounts, along.sequences.truncated))
-    step = (path_loss(config), estimator, partial(log_u, k=-1))
-    estimator, loss, _ = path_network.update(*step, *last, clip=config.clip)
+    last = (x[-1].T for x in (ratios, data.discounts, data.sequences.truncated))
+    log_u_of_last = partial(log_u, batch=-1)
+    estimator, loss, _ = path_network.update(
+        path_loss(config), estimator, log_u_of_last, *last, clip=config.clip
+    )
     return weights, estimator, loss
 
 
 def operator_target(
-    config: AgentConfig, batch: Sequences, ahead: Bootstrap, credit: Float[Array, "T batch"]
+    config: AgentConfig, batch: Sequences, values: Bootstrap, credit: Float[Array, "T batch"]
 ) -> Float[Array, " batch"]:
     """The operator's sampled estimate at the first pair of every sequence, by `marginax.targets`."""
     marginalized = config.operator == "marginalized"
@@ -354,9 +391,9 @@ def operator_target(
         return estimate(q, v_next, rewards, discounts, coefficients, truncated, valid=valid)[0]
 
     discounts = batch.discounts(config.discount)
-    coefficients = credit if marginalized else ahead.traces
-    arrays = (ahead.q, ahead.v_next, batch.rewards, discounts, coefficients, batch.truncated, batch.valid)
-    return jax.vmap(one, in_axes=1)(*arrays)
+    coefficients = credit if marginalized else values.traces
+    sequence = (batch.rewards, discounts, coefficients, batch.truncated, batch.valid)
+    return jax.vmap(one, in_axes=1)(values.q, values.v_next, *sequence)
 
 
 def first_weight_is_one(config: AgentConfig) -> bool:
@@ -375,8 +412,15 @@ def masked_mean(mask: Bool[Array, "T batch"], values: Float[Array, "T batch"]) -
     return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
-def summarise(found: CriticTarget, loss: Array, values: Array, weight_loss: Array) -> Metrics:
-    """One entry for each of the batches, whose losses `[batches]` and values `[batches, batch]` are given."""
+def update_metrics(found: CriticTarget, loss: Array, values: Array, weight_loss: Float[Array, ""]) -> Metrics:
+    """Metrics with one entry per batch.
+
+    Args:
+        found: The targets of a round.
+        loss: Critic losses `[batches]`.
+        values: The first critic's values `[batches, batch]`.
+        weight_loss: Loss of the TD weights, which are trained on the last batch.
+    """
     return Metrics(
         critic_loss=loss,
         q_mean=jnp.mean(values, axis=1),
@@ -390,3 +434,30 @@ def summarise(found: CriticTarget, loss: Array, values: Array, weight_loss: Arra
         effective_length=jnp.mean(jnp.sum(found.credit / found.share, axis=1), axis=1),
         weight_loss=jnp.zeros_like(loss).at[-1].set(weight_loss),
     )
+
+
+def measured(
+    config: AgentConfig,
+    own: Metrics,
+    values: Float[Array, " batch"],
+    batch: Sequences,
+    targets_of: Callable[[Any, Sequences], CriticTarget],
+) -> Float[Array, " metrics"]:
+    """`METRICS` of one batch: those of the update, and the variances of target minus value for `RIVALS`.
+
+    Args:
+        config: The settings of the agent.
+        own: Metrics of the update on this batch.
+        values: The first critic's values.
+        batch: The batch.
+        targets_of: Computes the targets that other settings have on a round of a single batch.
+    """
+    variances = []
+    for name in RIVALS:
+        rival = dataclasses.replace(config, operator=name)
+        if config.length < rival.length:  # the sequences are too short for this operator
+            variances.append(jnp.full((), jnp.nan))
+            continue
+        one: Sequences = jax.tree.map(lambda x, n=rival.length: x[None, :n], batch)
+        variances.append(jnp.var(targets_of(rival, one).target[0] - values))
+    return jnp.stack([*(getattr(own, field.name)[0] for field in dataclasses.fields(Metrics)), *variances])

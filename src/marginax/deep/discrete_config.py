@@ -1,4 +1,4 @@
-"""The settings of agents with discrete actions, each with a sentence."""
+"""The settings of agents with discrete actions: Q-learning and the actor-critic."""
 
 import dataclasses
 import math
@@ -14,14 +14,14 @@ TargetPolicy = Literal["greedy", "epsilon-greedy", "softmax"]
 
 @dataclass(frozen=True, kw_only=True)
 class DiscreteConfig(AgentConfig):
-    """What agents with discrete actions have in common."""
+    """Settings that all agents with discrete actions share."""
 
     environments: int = 1
-    """Copies of the simulator that an agent plays side by side. A block's steps are shared among them."""
+    """Copies of the simulator that an agent plays side by side. They share the steps of a block."""
     block_updates: int | None = None
-    """Updates of a block; None: a tenth of its steps, at least 1."""
+    """Number of updates in a block; None: a tenth of its steps, at least 1."""
     epsilon_steps: int | None = 0
-    """Steps over which exploration falls from uniform actions."""
+    """Steps over which the share of uniform actions falls from 1 to its final value."""
     filters: int | None = None
     """Filters of a 3 × 3 convolution before the hidden layers; None: 16 for observations `[rows, columns, planes]`."""
 
@@ -40,17 +40,17 @@ class DiscreteConfig(AgentConfig):
 
     @property
     def updates(self) -> int:
-        """Updates of a block."""
+        """Number of updates in a block."""
         return self.block_updates or max(1, self.update_every // 10)
 
     @property
     def copies(self) -> int:
-        """Simulators that an agent plays side by side."""
+        """Number of simulators that an agent plays side by side."""
         return self.environments
 
     @property
     def epsilons(self) -> tuple[float, ...]:
-        """The last ε of each environment: none for a policy that explores by itself."""
+        """The final ε of each environment; 0 for a policy that explores by itself."""
         return (0.0,) * self.environments
 
 
@@ -65,9 +65,9 @@ class QConfig(DiscreteConfig):
     operator: DiscreteOperator = "one-step"
     """The operator whose sampled estimate is the target of Q."""
     sequence_length: int = 8
-    """Steps of a replayed sequence; `one-step` needs, and takes, only 1."""
+    """Steps of a replayed sequence; `one-step` always takes 1."""
     decay: float = 0.9
-    """λ of the traces; `n-step` has none."""
+    """λ of the traces; not used by `n-step`."""
     hidden: tuple[int, ...] = (120, 84)
     """Hidden units of each layer of every network."""
     learning_rate: float = 2.5e-4
@@ -77,15 +77,15 @@ class QConfig(DiscreteConfig):
     update_after: int = 10_000
     """Steps before the first update."""
     update_every: int = 10
-    """Steps of a block, all with one policy; then come its updates."""
+    """Steps of a block. All are played with one policy; the updates of the block follow."""
     replay_size: int = 10_000
     """Transitions the replay buffer holds, rounded down to whole blocks; the oldest are overwritten first."""
     random_steps: int | None = 0
-    """First steps, which take uniform random actions. None: 10,000, but at most a tenth of the run."""
+    """Steps at the start with uniform random actions. None: 10,000, but at most a tenth of the run."""
     double: bool = True
-    """Whether the target policy takes its best action by the learned Q, and its value from the target network."""
+    """Double Q-learning: whether the target policy is computed from the online network; values come from the target network."""
     target_every: int = 50
-    """Updates between copies of Q to the target network."""
+    """Number of updates between two copies of Q to the target network."""
     target_policy: TargetPolicy = "greedy"
     """π: greedy in Q, greedy with probability 1 - `target_epsilon`, or softmax of Q / `temperature`."""
     target_epsilon: float = 0.05
@@ -93,11 +93,11 @@ class QConfig(DiscreteConfig):
     temperature: float = 0.1
     """Temperature of the target policy `softmax`."""
     epsilon: float = 0.05
-    """Share of uniform actions in the behaviour policy, once it has fallen to it."""
+    """Final share of uniform actions in the behaviour policy."""
     epsilon_steps: int | None = None
-    """Steps over which that share falls from 1; None: half of the run."""
+    """Steps over which the share of uniform actions falls from 1 to `epsilon`; None: half of the run."""
     ladder: float = 0.0
-    """Environment i of E explores with ε^(1 + ladder · i / (E - 1)): 0 is the same for all, Ape-X has 7 (and ε = 0.4)."""
+    """Environment i of E explores with ε^(1 + ladder · i / (E - 1)): 0 is the same ε for all, Ape-X has 7 (and ε = 0.4)."""
 
     kind: ClassVar[str] = "q-learning"
 
@@ -111,12 +111,12 @@ class QConfig(DiscreteConfig):
 
     @property
     def epsilons(self) -> tuple[float, ...]:
-        """The last ε of each environment."""
+        """The final ε of each environment."""
         rungs = max(self.environments - 1, 1)
         return tuple(self.epsilon ** (1 + self.ladder * i / rungs) for i in range(self.environments))
 
     def derived(self, steps: int) -> "QConfig":
-        """The settings with what depends on the steps of the run filled in."""
+        """The settings with the defaults that depend on the length of the run filled in."""
         ready = super().derived(steps)
         if self.epsilon_steps is not None:
             return ready
@@ -127,7 +127,7 @@ _WITHOUT_EFFECT = (
     *("weights", "start_conditioned", "exact_first_weight", "normalisation", "normalisation_power"),
     *("weight_critic_learning_rate", "weight_critic_penalty"),
 )
-"""Settings of TD weights that the actor-critic has no use for: its weights are u of two states."""
+"""Settings of TD weights that the actor-critic does not use: its weights are those of paths between states."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,39 +143,39 @@ class ActorCriticConfig(DiscreteConfig):
     operator: ValueOperator = "vtrace"
     """The operator whose sampled estimate is the target of V and of the policy gradient."""
     weights: Weights = "paths"
-    """`marginalized` learns the mean product of the traces between two states; there is no other estimator here."""
+    """How `marginalized` estimates its TD weights: only `paths`, the mean product of the traces between two states."""
     sequence_length: int = 16
-    """Steps of a sequence; every one of them is learned from."""
+    """Steps of a sequence. Every step of it has a target."""
     decay: float = 1.0
     """λ of the traces λ min(c̄, π/μ)."""
     rho_clip: float = 1.0
-    """Largest ratio π/μ in front of an error, V-trace's ρ̄."""
+    """V-trace's ρ̄: the largest ratio π/μ that multiplies an error. Take at least c̄: with less, V-trace may not contract."""
     replay_share: float = 0.5
-    """Share of a batch's sequences that comes from replay; the others are of the last block."""
+    """Share of a batch's sequences that is drawn from replay; the others come from the last block."""
     actor_delay: int = 1
-    """Updates between copies of the network to the one that acts: more are staler actors."""
+    """Number of updates between two copies of the network to the acting one: more make the actor staler."""
     entropy: float = 0.01
-    """Factor of the policy's entropy."""
+    """Factor of the policy's entropy, which is maximised."""
     value_factor: float = 0.5
-    """Factor of the squared error of V."""
+    """Factor of the squared error of V in the loss."""
     gradient_clip: float = 1.0
-    """Largest norm of a gradient."""
+    """Largest global norm of the gradient."""
     learning_rate: float = 1e-3
     """Adam's step size."""
     hidden: tuple[int, ...] = (64, 64)
     """Hidden units of each layer of every network."""
     environments: int = 8
-    """Copies of the simulator that an agent plays side by side. A block's steps are shared among them."""
+    """Copies of the simulator that an agent plays side by side. They share the steps of a block."""
     update_every: int = 128
-    """Steps of a block, all with one policy; then come its updates."""
+    """Steps of a block. All are played with one policy; the updates of the block follow."""
     block_updates: int | None = 4
-    """Updates of a block; None: a tenth of its steps, at least 1."""
+    """Number of updates in a block; None: a tenth of its steps, at least 1."""
     batch_size: int = 16
     """Sequences in a batch."""
     replay_size: int = 12_800
     """Transitions the replay buffer holds, rounded down to whole blocks; the oldest are overwritten first."""
     random_steps: int | None = 0
-    """First steps, which take uniform random actions. None: 10,000, but at most a tenth of the run."""
+    """Steps at the start with uniform random actions. None: 10,000, but at most a tenth of the run."""
 
     kind: ClassVar[str] = "actor-critic"
 

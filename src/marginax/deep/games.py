@@ -1,4 +1,4 @@
-"""What policy evaluation with networks stands on: a convolutional network, behaviour in many copies of a game, the truth."""
+"""Parts of policy evaluation with networks: a convolutional network, rollouts in many copies of a game, and true values."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,9 @@ Policy = Callable[[Float[Array, "batch *shape"]], Float[Array, "batch A"]]
 
 
 class Network(eqx.Module):
-    """A 3 × 3 convolution, a layer of units, a linear output; on patches, so that many agents are one product.
+    """A network with a 3 × 3 convolution, one hidden layer and a linear output.
+
+    It takes the patches of an observation, which all agents share, so that the convolution is a matrix product.
 
     >>> network = Network((10, 10, 4), 3, filters=8, units=16, key=jax.random.key(0))
     >>> network(patches(jnp.zeros((5, 10, 10, 4)))).shape
@@ -32,28 +34,30 @@ class Network(eqx.Module):
     def __init__(self, shape: Sequence[int], outputs: int, *, filters: int, units: int, key: Array) -> None:
         features = (shape[0] - 2) * (shape[1] - 2) * filters
         first, second, third = jax.random.split(key, 3)
-        self.filters = _glorot(first, 9 * shape[2], filters)
-        self.dense = _glorot(second, features, units)
-        self.out = 0.1 * _glorot(third, units, outputs)
+        self.filters = _he_normal(first, 9 * shape[2], filters)
+        self.dense = _he_normal(second, features, units)
+        self.out = 0.1 * _he_normal(third, units, outputs)
         self.biases = (jnp.zeros(filters), jnp.zeros(units), jnp.zeros(outputs))
 
-    def features(self, seen: Float[Array, "*batch places patch"]) -> Float[Array, "*batch units"]:
-        planes = jax.nn.relu(seen @ self.filters + self.biases[0])
+    def features(self, patches: Float[Array, "*batch places patch"]) -> Float[Array, "*batch units"]:
+        """The outputs of the hidden layer."""
+        planes = jax.nn.relu(patches @ self.filters + self.biases[0])
         return jax.nn.relu(planes.reshape(*planes.shape[:-2], -1) @ self.dense + self.biases[1])
 
-    def __call__(self, seen: Float[Array, "*batch places patch"]) -> Float[Array, "*batch outputs"]:
-        return self.features(seen) @ self.out + self.biases[2]
+    def __call__(self, patches: Float[Array, "*batch places patch"]) -> Float[Array, "*batch outputs"]:
+        return self.features(patches) @ self.out + self.biases[2]
 
 
-def _glorot(key: Array, inputs: int, outputs: int) -> Array:
+def _he_normal(key: Array, inputs: int, outputs: int) -> Array:
     return jax.random.normal(key, (inputs, outputs)) * (2 / inputs) ** 0.5
 
 
 def actions_of(game: Game) -> int:
-    """The number of actions of a game that the networks here can play.
+    """The number of actions of a game.
 
     Raises:
-        ValueError: Actions are not discrete, or observations are not `[rows, columns, planes]`.
+        ValueError: If the networks of this module cannot play the game: its actions are not discrete, or its observations
+            are not `[rows, columns, planes]` of at least 3 × 3.
 
     >>> from marginax.simulators import make_accelerated
     >>> actions_of(make_accelerated("grid/catch"))
@@ -84,14 +88,14 @@ def epsilon_greedy(network: Network, epsilon: float) -> Policy:
 
 
 class Sequences(NamedTuple):
-    """Steps of the behaviour policy; the last axis of all but the states is time, and states have one more.
+    """Sequences of T steps of the behaviour policy, with the T + 1 states before and after them.
 
     Attributes:
-        observations: In bytes: what the games show is 0 or 1.
+        observations: Observations `[…, T+1, rows, columns, planes]` as bytes: the planes of the games are 0 or 1.
         actions: `a_t`.
         rewards: `r_t`.
         ended: Whether step t ended the episode.
-        pi: Target probabilities at every state.
+        pi: Target probabilities of all actions at every state.
         mu: Behaviour probability of `a_t`.
     """
 
@@ -110,19 +114,19 @@ def rollout(
 
     Args:
         game: The game.
-        pi: Target policy, whose probabilities are noted.
-        mu: Behaviour policy.
+        pi: Target policy, whose probabilities are recorded.
+        mu: Behaviour policy, which acts.
         states: States and observations `[copies]`, as `game.reset` returns them.
         key: A JAX random key.
-        steps: Steps of each copy.
-        actions: First actions `[copies]`, if they are given.
+        steps: Number of steps of each copy.
+        actions: First actions `[copies]`; drawn from the behaviour policy when omitted.
 
     Returns:
         The states at the end, and the sequences `[copies, steps]`.
     """
 
-    def step(states: Any, each: tuple[Array, Array]) -> tuple[Any, Sequences]:
-        key, number = each
+    def step(states: Any, key_and_number: tuple[Array, Array]) -> tuple[Any, Sequences]:
+        key, number = key_and_number
         act_key, step_key, reset_key = jax.random.split(key, 3)
         observations = states[1]
         behaviour = mu(observations)
@@ -133,22 +137,22 @@ def rollout(
         copies = len(chosen)
         states, rewards, ended = _move(game, jax.random.split(step_key, copies), states, chosen)
         states = jax.vmap(game.restart)(jax.random.split(reset_key, copies), states[0], states[1], ended)
-        seen = Sequences(
+        data = Sequences(
             observations.astype(jnp.uint8), chosen, rewards, ended, pi(observations), probability
         )
-        return states, seen
+        return states, data
 
-    states, seen = jax.lax.scan(step, states, (jax.random.split(key, steps), jnp.arange(steps)))
-    seen = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), seen)
+    states, data = jax.lax.scan(step, states, (jax.random.split(key, steps), jnp.arange(steps)))
+    data = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), data)
     last = states[1]
-    return states, seen._replace(
-        observations=jnp.concatenate([seen.observations, last[:, None].astype(jnp.uint8)], 1),
-        pi=jnp.concatenate([seen.pi, pi(last)[:, None]], 1),
+    return states, data._replace(
+        observations=jnp.concatenate([data.observations, last[:, None].astype(jnp.uint8)], 1),
+        pi=jnp.concatenate([data.pi, pi(last)[:, None]], 1),
     )
 
 
 def _move(game: Game, keys: Array, states: Any, actions: Array) -> tuple[Any, Array, Array]:
-    """One step of many copies; there are no time limits, and what ends an episode is its end."""
+    """One step of every copy. Time limits are ignored: an episode ends only at a terminal state."""
     inner, observations, rewards, ended, _ = jax.vmap(game.step)(keys, states[0], actions)
     return (inner, observations), rewards, ended
 
@@ -157,11 +161,11 @@ class Truth(NamedTuple):
     """Held-out pairs and their values by Monte Carlo.
 
     Attributes:
-        observations: Of the pairs' states.
-        actions: Of the pairs.
-        values: Mean return of the target policy after the pair.
+        observations: The observation of each pair's state.
+        actions: The action of each pair.
+        values: Mean return of the target policy after each pair.
         errors: Standard errors of those means.
-        probes: Sequences of the behaviour policy from some of the pairs, `[pairs, repeats, T]`.
+        probes: Sequences of the behaviour policy that start at the first `sizes.probes` pairs, `[probes, repeats, T]`.
     """
 
     observations: Array
@@ -172,14 +176,14 @@ class Truth(NamedTuple):
 
 
 def truth(game: Game, pi: Policy, mu: Policy, discount: float, sizes: Sizes, key: Array) -> Truth:
-    """Pairs met by the behaviour policy at random times, and what the target policy earns after each of them."""
+    """Pairs that the behaviour policy meets at random times, and the target policy's mean return after each of them."""
     reset_key, play_key, time_key, action_key, return_key, probe_key = jax.random.split(key, 6)
     states = jax.vmap(game.reset)(jax.random.split(reset_key, sizes.pairs))
     times = jax.random.randint(time_key, (sizes.pairs,), sizes.burn_in // 2, sizes.burn_in)
 
-    def play(carry: tuple[Any, Any], each: tuple[Array, Array]) -> tuple[tuple[Any, Any], None]:
+    def play(carry: tuple[Any, Any], number_and_key: tuple[Array, Array]) -> tuple[tuple[Any, Any], None]:
         states, kept = carry
-        number, key = each
+        number, key = number_and_key
         states, _ = rollout(game, pi, mu, states, key, 1)
         return (states, _where(times == number, states, kept)), None
 
@@ -189,9 +193,9 @@ def truth(game: Game, pi: Policy, mu: Policy, discount: float, sizes: Sizes, key
     observations = states[1]
     actions = jax.random.categorical(action_key, jnp.log(mu(observations)))
 
-    def many(count: int, k: int) -> tuple[Any, Array]:
-        states_, actions_ = jax.tree.map(lambda x: jnp.repeat(x[:k], count, 0), (states, actions))
-        return states_, actions_
+    def repeated(first: int, times: int) -> tuple[Any, Array]:
+        """The first pairs, each several times."""
+        return jax.tree.map(lambda x: jnp.repeat(x[:first], times, 0), (states, actions))
 
     def earn(carry: tuple[Any, Array, Array], key: Array) -> tuple[tuple[Any, Array, Array], Array]:
         states, alive, chosen = carry
@@ -200,25 +204,28 @@ def truth(game: Game, pi: Policy, mu: Policy, discount: float, sizes: Sizes, key
         following = jax.random.categorical(act_key, jnp.log(pi(states[1])))
         return (states, alive & ~ended, following), jnp.where(alive, rewards, 0)
 
-    copies, first = many(sizes.rollouts, sizes.pairs)
+    start_states, start_actions = repeated(sizes.pairs, sizes.rollouts)
     keys = jax.random.split(return_key, sizes.horizon)
-    _, rewards = jax.lax.scan(earn, (copies, jnp.ones(len(first), bool), first), keys)
+    alive = jnp.ones(len(start_actions), bool)
+    _, rewards = jax.lax.scan(earn, (start_states, alive, start_actions), keys)
     powers = discount ** jnp.arange(sizes.horizon)
     returns = jnp.tensordot(powers, rewards, 1).reshape(sizes.pairs, sizes.rollouts)
-    states_, actions_ = many(sizes.repeats, sizes.probes)
-    _, probes = rollout(game, pi, mu, states_, probe_key, sizes.length, actions_)
+    probe_states, probe_actions = repeated(sizes.probes, sizes.repeats)
+    _, probes = rollout(game, pi, mu, probe_states, probe_key, sizes.length, probe_actions)
     probes = jax.tree.map(lambda x: x.reshape(sizes.probes, sizes.repeats, *x.shape[1:]), probes)
     spread = returns.std(1, ddof=1) / sizes.rollouts**0.5
     return Truth(observations, actions, returns.mean(1), spread, probes)
 
 
 def _where(mask: Array, new: Any, old: Any) -> Any:
-    """Row by row, in every array of a tree."""
+    """`jnp.where` of the first axis, for every array of a tree."""
     return jax.tree.map(lambda x, y: jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, y), new, old)
 
 
 def check_policies(game: Game, pi: Policy, mu: Policy, key: Array, *, steps: int = 64) -> None:
-    """Raises ValueError unless both are distributions over the game's actions and μ covers π, on some 256 copies' way.
+    """Raises ValueError unless both are distributions over the game's actions and μ is positive wherever π is.
+
+    They are checked at the states that μ meets in 256 copies of the game.
 
     >>> from marginax.simulators import make_accelerated
     >>> def left(observations):
@@ -240,8 +247,8 @@ def check_policies(game: Game, pi: Policy, mu: Policy, key: Array, *, steps: int
                 f"got shape {shape} for 256 observations"
             )
     _, data = rollout(game, mu, mu, states, key, steps)
-    seen = data.observations.reshape(-1, *game.observation_shape).astype(jnp.float32)
-    tables = {name: np.asarray(policy(seen)) for name, policy in (("pi", pi), ("mu", mu))}
+    met = data.observations.reshape(-1, *game.observation_shape).astype(jnp.float32)
+    tables = {name: np.asarray(policy(met)) for name, policy in (("pi", pi), ("mu", mu))}
     for name, table in tables.items():
         wrong = ~(np.isfinite(table).all(1) & (table >= 0).all(1) & (np.abs(table.sum(1) - 1) < 1e-4))
         if wrong.any():
@@ -254,5 +261,5 @@ def check_policies(game: Game, pi: Policy, mu: Policy, key: Array, *, steps: int
         k, a = uncovered[0]
         raise ValueError(
             f"mu must be positive wherever pi is, got mu = 0 and pi = {tables['pi'][k, a]:g} for action {a} "
-            f"of observation {k} on the way of mu"
+            f"of observation {k}"
         )

@@ -1,20 +1,22 @@
-"""The networks: multi-layer perceptrons on states or on [state, action] features, and small convolutions on grids."""
+"""The networks of all agents: perceptrons, small convolutions on grids, scaled observations, and one step of Adam."""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float
 
 
 class MLP(eqx.Module):
-    """A perceptron with ReLU layers and a linear last one, on batches of any shape.
+    """A perceptron: ReLU hidden layers and a linear output layer.
 
-    Weights and biases start uniform in ±1/√(inputs), as PyTorch (and so Spinning Up) has them; with `normal`, weights
-    are normal with variance 1/inputs and biases zero, as Flax (and so cleanrl's `dqn_jax`) has them. With `copies`,
-    that many independent networks in one: every parameter has a leading axis, and so has the output.
+    Weights and biases start uniform in ±1/√(inputs), as in PyTorch (and so in Spinning Up). With `normal`, weights are
+    normal with variance 1/inputs and biases are zero, as in Flax (and so in cleanrl's `dqn_jax`). With `copies`, the module
+    holds that many independent networks: every parameter has a leading axis, and so has the output.
 
     Attributes:
         weights: One matrix `[(copies,) inputs, outputs]` per layer.
@@ -85,28 +87,34 @@ def value(critic: Critics, features: Float[Array, "*batch n"]) -> Float[Array, "
     """Q of [state, action] features `[*batch, n]`: `[*batch]`, or `[2, *batch]` for twin critics."""
     if isinstance(critic, tuple):
         return jnp.stack([value(twin, features) for twin in critic])
-    found = critic(features.reshape(-1, features.shape[-1]))[..., 0]
-    return found.reshape(*found.shape[:-1], *features.shape[:-1])
+    values = critic(features.reshape(-1, features.shape[-1]))[..., 0]
+    return values.reshape(*values.shape[:-1], *features.shape[:-1])
 
 
 def first_twin(critic: Critics) -> MLP:
-    """The first of the twins."""
+    """The first of the twin critics: the one that the actor follows."""
     return critic[0] if isinstance(critic, tuple) else jax.tree.map(lambda x: x[0], critic)
 
 
+def adam_step(rate: float, gradient: Any, optimiser: Any, parameters: Any) -> tuple[Any, Any]:
+    """One step of Adam: the new parameters and the new state of the optimiser."""
+    updates, optimiser = optax.adam(rate).update(gradient, optimiser)
+    return optax.apply_updates(parameters, updates), optimiser
+
+
 def actor_vector(actor: MLP) -> Float[Array, " n"]:
-    """The policy as one vector: layer by layer the weight in row order, then the bias (`simulators.policy`)."""
+    """All parameters as one vector: for each layer the weights in row order, then the biases (`simulators.policy`)."""
     layers = zip(actor.weights, actor.biases, strict=True)
     return jnp.concatenate([jnp.ravel(x) for layer in layers for x in layer])
 
 
 class Scaler(eqx.Module):
-    """Running mean and variance of observations, which scale what the networks see.
+    """Running mean and variance of the observations; calling it scales observations to mean 0 and variance 1.
 
     Attributes:
-        count: Observations so far.
-        mean: Of each entry.
-        squares: Sum of the squared deviations from the mean.
+        count: Number of observations so far.
+        mean: Mean of each entry.
+        squares: Sum of the squared deviations from the mean, for each entry.
 
     >>> scaler = Scaler.fresh(1).add(jnp.array([[1.0], [3.0]]))
     >>> scaler(jnp.array([[3.0]]))
@@ -119,17 +127,17 @@ class Scaler(eqx.Module):
 
     @classmethod
     def fresh(cls, size: int) -> "Scaler":
-        """Nothing seen yet: scales nothing."""
+        """A scaler that has seen no observation, and returns observations as they are."""
         return cls(jnp.zeros(()), jnp.zeros(size), jnp.zeros(size))
 
     @property
     def deviation(self) -> Float[Array, " n"]:
-        """Standard deviation of each entry, at least 0.01; 1 while nothing was seen."""
+        """Standard deviation of each entry, at least 0.01; 1 before the first observation."""
         found = jnp.sqrt(self.squares / jnp.maximum(self.count, 1))
         return jnp.where(self.count > 0, jnp.maximum(found, 0.01), 1.0)
 
     def add(self, observations: Float[Array, "batch n"]) -> "Scaler":
-        """With more observations."""
+        """The scaler after more observations."""
         new, count = len(observations), self.count + len(observations)
         mean = jnp.mean(observations, axis=0)
         shift = mean - self.mean
@@ -140,13 +148,13 @@ class Scaler(eqx.Module):
         return (observations - self.mean) / self.deviation
 
     def folded(self, network: MLP) -> MLP:
-        """The network on plain observations that equals `network` on scaled ones."""
+        """A network that maps plain observations to what `network` returns for scaled ones."""
         weight = network.weights[0] / self.deviation[:, None]
         # In TF32, what acts would differ from what learns.
         shift = jnp.matmul(self.mean, weight, precision="highest")
         bias = network.biases[0] - shift
-        both = ([weight, *network.weights[1:]], [bias, *network.biases[1:]])
-        return eqx.tree_at(lambda m: (m.weights, m.biases), network, both)
+        layers = ([weight, *network.weights[1:]], [bias, *network.biases[1:]])
+        return eqx.tree_at(lambda m: (m.weights, m.biases), network, layers)
 
 
 class ObservationNetwork(eqx.Module):
@@ -154,8 +162,8 @@ class ObservationNetwork(eqx.Module):
 
     Attributes:
         dense: The perceptron.
-        filters: The convolution, as a product with all patches; None without one.
-        shape: Of an observation before it was made flat.
+        filters: The convolution, as a perceptron without hidden layers that is applied to each patch; None without one.
+        shape: Shape of an observation before it was flattened.
 
     >>> network = observation_network((10, 10, 4), 3, (8,), key=jax.random.key(0))
     >>> network(jnp.zeros((5, 400))).shape, network.filters.weights[0].shape
@@ -168,7 +176,7 @@ class ObservationNetwork(eqx.Module):
 
     @property
     def inputs(self) -> int:
-        """Length of a flat observation."""
+        """Length of a flattened observation."""
         return math.prod(self.shape)
 
     def __call__(self, observations: Float[Array, "*batch n"]) -> Float[Array, "*batch outputs"]:
@@ -178,24 +186,28 @@ class ObservationNetwork(eqx.Module):
         return self.dense(rows).reshape(*observations.shape[:-1], -1)
 
     def _planes(self, rows: Array) -> Array:
+        """The output of the convolution, flattened, before its ReLU."""
         assert self.filters is not None
         seen = patches(rows.reshape(-1, *self.shape))
         return self.filters(seen.reshape(-1, seen.shape[-1])).reshape(len(rows), -1)
 
     def as_perceptron(self) -> MLP:
-        """The same function without a convolution, which is a (sparse) layer like any other."""
+        """The same function as a perceptron, in which the convolution is a (sparse) first layer."""
         if self.filters is None:
             return self.dense
         bias = self._planes(jnp.zeros((1, self.inputs)))
-        weights, biases = [self._planes(jnp.eye(self.inputs)) - bias], [bias]
-        both = (weights + self.dense.weights, biases + self.dense.biases)
-        return eqx.tree_at(lambda m: (m.weights, m.biases), self.dense, both)
+        weight = self._planes(jnp.eye(self.inputs)) - bias
+        layers = ([weight, *self.dense.weights], [bias, *self.dense.biases])
+        return eqx.tree_at(lambda m: (m.weights, m.biases), self.dense, layers)
 
 
 def observation_network(
     shape: Sequence[int], outputs: int, hidden: Sequence[int], filters: int | None = None, *, key: Array
 ) -> ObservationNetwork:
-    """A network for observations of a shape, with Flax's initial weights; grids of at least 3 × 3 have 16 filters.
+    """A network for observations of this shape, with Flax's initial weights.
+
+    Observations `[rows, columns, planes]` of at least 3 × 3 pass a convolution of `filters` filters; None means 16 for them
+    and 0 for all others.
 
     >>> observation_network((4,), 2, (8,), key=jax.random.key(0)).filters is None
     True
@@ -210,7 +222,7 @@ def observation_network(
 def layer_sizes(
     shape: Sequence[int], outputs: int, hidden: Sequence[int], filters: int | None = None
 ) -> list[int]:
-    """Sizes of the layers of `ObservationNetwork.as_perceptron`.
+    """Layer sizes of `ObservationNetwork.as_perceptron`, inputs and outputs included.
 
     >>> layer_sizes((10, 10, 4), 3, (128,))
     [400, 1024, 128, 3]
@@ -221,6 +233,7 @@ def layer_sizes(
 
 
 def _filters(shape: Sequence[int], filters: int | None) -> int:
+    """The number of filters for observations of this shape."""
     grid = len(shape) == 3 and min(shape[:2]) >= 3
     if filters and not grid:
         raise ValueError(f"filters must be 0 for observations of shape {list(shape)}, got {filters}.")
@@ -228,7 +241,7 @@ def _filters(shape: Sequence[int], filters: int | None) -> int:
 
 
 def dense_vector(network: ObservationNetwork) -> Float[Array, " n"]:
-    """A network that acts as one vector of a perceptron: see `actor_vector`."""
+    """The parameters of the equivalent perceptron as one vector: see `actor_vector`."""
     return actor_vector(network.as_perceptron())
 
 

@@ -1,8 +1,8 @@
 r"""Policy evaluation with networks: many operators learn $Q^\pi$ from the same replayed sequences, in one program.
 
-The policies are fixed, so the data do not depend on what is learned: all settings of a seed share one buffer and one
-batch of sequences. Learning goes in *phases*. Each begins with fresh trajectories of the behaviour policy and a new
-target network; both stay for the whole phase, so the target network is evaluated once for every state of the buffer.
+The policies are fixed, so the data do not depend on what is learned: all settings of a seed share one buffer and the same
+batches. Learning proceeds in *phases*. Each begins with fresh trajectories of the behaviour policy and a new target
+network. Both are kept for the whole phase, so the target network is evaluated once for every state of the buffer.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from marginax import _checks as checks
 from marginax.deep import path_network
 from marginax.deep.games import (
     Game,
@@ -49,16 +50,16 @@ class Setting:
 
 
 class Coefficients(NamedTuple):
-    """The settings as arrays, one entry each: what makes seven operators one formula.
+    """The settings as arrays with one entry per setting, with which one formula covers all operators.
 
     Attributes:
         decay: λ.
         clip: c̄.
-        by_ratio: Traces are ratios, clipped; otherwise `by_pi` or constant.
-        by_pi: Traces are target probabilities (tree backup).
-        on_states: Errors are taken at V (Peng's Q(λ), V-trace).
-        late: The last trace is the clipped ratio alone (V-trace).
-        weighted: Credit is λ^t u c (marginalized).
+        by_ratio: Whether traces are clipped ratios.
+        by_pi: Whether traces are target probabilities (tree backup). Traces are constant if neither holds.
+        on_states: Whether errors subtract V (Peng's Q(λ), V-trace) instead of Q.
+        late: Whether the last factor of a product is the clipped ratio without λ (V-trace's ρ).
+        weighted: Whether the credit is $λ^t u c$ (marginalized).
     """
 
     decay: Any
@@ -74,18 +75,19 @@ def coefficients(settings: Sequence[Setting]) -> Coefficients:
     """The settings as arrays.
 
     Raises:
-        ValueError: An operator is unknown, λ outside [0, 1] or c̄ not positive.
+        ValueError: There is no setting, an operator is unknown, λ is outside [0, 1] or c̄ is not positive.
 
     >>> coefficients([Setting("peng", 0.9)]).decay
     array([0.9], dtype=float32)
     """
+    if not settings:
+        raise ValueError("settings must not be empty")
     for k, each in enumerate(settings):
-        if each.operator not in OPERATORS:
-            raise ValueError(f"settings[{k}].operator must be one of {OPERATORS}, got {each.operator!r}")
-        if not 0 <= each.decay <= 1 or not each.clip > 0:
-            raise ValueError(
-                f"settings[{k}] must have a decay in [0, 1] and a positive clip, got {each.decay} and {each.clip}"
-            )
+        if not isinstance(each, Setting):
+            raise ValueError(f"settings[{k}] must be a Setting, got {each!r}")
+        checks.choice(f"settings[{k}].operator", each.operator, OPERATORS)
+        checks.fraction(f"settings[{k}].decay", each.decay)
+        checks.positive(f"settings[{k}].clip", each.clip, infinite=True)
 
     def flags(*operators: str) -> np.ndarray:
         return np.array([each.operator in operators for each in settings])
@@ -102,13 +104,13 @@ def coefficients(settings: Sequence[Setting]) -> Coefficients:
 
 
 def credit(one: Coefficients, pi: Array, mu: Array, u: Array) -> Float[Array, "T"]:
-    """What an error at each step of a sequence counts for its first pair, without the discount.
+    """The credit $D_t$ of the Bellman error at each step for the first pair of a sequence, without the discount.
 
     Args:
         one: One setting.
         pi: Target probabilities of the actions taken, `[T]`.
-        mu: Behaviour probabilities, `[T]`.
-        u: Mean products of clipped ratios on the way to each step, `[T]`; read by `marginalized` only.
+        mu: Behaviour probabilities of the actions taken, `[T]`.
+        u: Mean products of clipped ratios on the way to each step, `[T]`; read only by `marginalized`.
 
     >>> one = jax.tree.map(lambda x: x[0], coefficients([Setting("retrace", 0.9, 1.0)]))
     >>> found = credit(one, jnp.array([1.0, 0.5, 0.25]), jnp.array([1.0, 0.5, 0.5]), jnp.ones(3))
@@ -151,7 +153,14 @@ def first_target(
 
 
 class Agents(NamedTuple):
-    """What learning changes, for all settings of one seed."""
+    """Everything that learning changes, for all settings of one seed.
+
+    Attributes:
+        q: The Q-networks, with a leading axis of settings.
+        q_optimiser: Adam's states for them.
+        u: The networks of u, with a leading axis of clips; None if no setting is `marginalized`.
+        states: The states and observations of the simulators.
+    """
 
     q: Network
     q_optimiser: Any
@@ -160,14 +169,14 @@ class Agents(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What was measured, `[phases, reports, settings]` or `[phases, settings]`; a diverged setting is not finite.
+    """The measurements of one phase. Those of a setting that diverged are not finite.
 
     Attributes:
-        errors: RMSE of Q on the held-out pairs over the standard deviation of their true values; what Monte Carlo
-            adds to the square, the mean square of its standard errors, is taken off.
-        variances: Variance of targets given the pair, over the variance of the true values.
-        credits: Mean of Σ_t γ^t D_t.
-        weights: Mean and largest u after the start, `[phases, clips, 2]`.
+        errors: RMSE of Q on the held-out pairs, divided by the standard deviation of their true values,
+            `[reports, settings]`. The mean squared standard error of the true values is subtracted from the squared error.
+        variances: Variance of targets given the pair, divided by the variance of the true values, `[settings]`.
+        credits: Mean of $Σ_t γ^t D_t$, `[settings]`.
+        weights: Mean and largest u at steps t ≥ 2, `[clips, 2]`.
     """
 
     errors: Array
@@ -184,22 +193,22 @@ def program(
     discount: float,
     sizes: Sizes,
 ) -> tuple[Callable, Callable]:
-    """Two pure functions for one seed: `init(mu, key)` makes agents, `phase(pi, mu, truth, agents, key)` trains them.
+    """Two pure functions for one seed: `init(mu, key)` makes agents, and `phase(pi, mu, truth, agents, key)` trains them.
 
     Args:
         game: The game.
         settings: The operators.
         loss: How u is learned, by one network for each clip of `marginalized`.
         discount: γ.
-        sizes: Sizes.
+        sizes: Sizes of data, networks and measurements.
     """
     check(settings, sizes)
-    made = _Program(game, settings, loss, discount, sizes)
-    return made.init, made.phase
+    built = _Program(game, settings, loss, discount, sizes)
+    return built.init, built.phase
 
 
 class _Program:
-    """The two functions of `program`, their steps, and what all of them read."""
+    """The two functions of `program` and their steps."""
 
     def __init__(
         self, game: Game, settings: Sequence[Setting], loss: PathLoss, discount: float, sizes: Sizes
@@ -207,7 +216,7 @@ class _Program:
         self.game, self.loss, self.discount, self.sizes = game, loss, discount, sizes
         self.actions = actions_of(game)
         self.count, self.settings = len(settings), coefficients(settings)
-        # Settings of `marginalized` with one clip share a weight network; other settings read none.
+        # Settings of `marginalized` with the same clip share a network of u; the other settings do not read it.
         self.clips = sorted({s.clip for s in settings if s.operator == "marginalized"})
         self.network_of = np.array(
             [self.clips.index(s.clip) if s.operator == "marginalized" else 0 for s in settings]
@@ -219,7 +228,7 @@ class _Program:
         """Fresh agents, and simulators after `burn_in` steps of the behaviour policy."""
         sizes, game = self.sizes, self.game
         q_key, u_key, reset_key, burn_key = jax.random.split(key, 4)
-        # One network for all settings of a seed at first, so that only the operator differs.
+        # All settings of a seed start from the same network, so that only the operator differs.
         q = _copies(self._network(self.actions, q_key), self.count)
         u = _copies(self._fresh_u(u_key), len(self.clips)) if self.clips else None
         states = jax.vmap(game.reset)(jax.random.split(reset_key, sizes.environments))
@@ -233,7 +242,7 @@ class _Program:
     def phase(
         self, pi: Policy, mu: Policy, true: Truth | None, agents: Agents, key: Array
     ) -> tuple[Agents, Evaluation | None]:
-        """Fresh trajectories, `period` updates towards the values that Q has now, and measurements beside the truth."""
+        """Fresh trajectories, `period` updates with the present Q as target network, and measurements against `true`."""
         sizes = self.sizes
         play_key, draw_key = jax.random.split(key)
         states, data = rollout(self.game, pi, mu, agents.states, play_key, sizes.steps)
@@ -252,12 +261,12 @@ class _Program:
     def _update(
         self, data: Sequences, q_table: Array, v_table: Array, agents: Agents, key: Array
     ) -> tuple[Agents, None]:
-        """One update of all networks on a batch of sequences, whose target values are looked up in the tables."""
+        """One update of all networks on one batch, with the target network's values looked up in the tables."""
         sizes = self.sizes
         copy_key, start_key = jax.random.split(key)
         copies = jax.random.randint(copy_key, (sizes.batch, 1), 0, sizes.environments)
         starts = jax.random.randint(start_key, (sizes.batch, 1), 0, sizes.steps - sizes.length + 1)
-        states = starts + jnp.arange(sizes.length + 1)  # one more than there are steps
+        states = starts + jnp.arange(sizes.length + 1)  # T + 1 states around T steps
         steps = states[:, :-1]
         batch = Sequences(
             observations=data.observations[copies, states],
@@ -270,19 +279,18 @@ class _Program:
         q, v = q_table[:, copies, steps], v_table[:, copies, states]
         paths, u = (None, None) if agents.u is None else self._learn_u(agents.u, batch)
         targets = self._targets(self._credits(batch, u), q, v, batch)
-        seen = patches(batch.observations[:, 0].astype(jnp.float32))
+        inputs = patches(batch.observations[:, 0].astype(jnp.float32))
 
-        def square(network: Network, target: Array) -> Array:
-            value = jnp.take_along_axis(network(seen), batch.actions[:, :1], 1)[:, 0]
+        def squared_error(network: Network, target: Array) -> Array:
+            value = jnp.take_along_axis(network(inputs), batch.actions[:, :1], 1)[:, 0]
             return jnp.mean((value - target) ** 2)
 
-        gradients = jax.vmap(jax.grad(square))(agents.q, targets)
+        gradients = jax.vmap(jax.grad(squared_error))(agents.q, targets)
         moves, q_optimiser = jax.vmap(self.adam.update)(gradients, agents.q_optimiser)
-        learned = {"q": optax.apply_updates(agents.q, moves), "q_optimiser": q_optimiser, "u": paths}
-        return agents._replace(**learned), None
+        return Agents(optax.apply_updates(agents.q, moves), q_optimiser, paths, agents.states), None
 
     def _probe(self, agents: Agents, true: Truth) -> tuple[Array, Array, Array]:
-        """`variances`, `credits` and `weights` of an `Evaluation`, from the sequences after the held-out pairs."""
+        """`variances`, `credits` and `weights` of an `Evaluation`, from the sequences that start at held-out pairs."""
         sizes = self.sizes
         data = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), true.probes)
         q, v = self._look_up(agents.q, data)
@@ -294,40 +302,40 @@ class _Program:
         targets = self._targets(credits, q, v, data).reshape(self.count, sizes.probes, sizes.repeats)
         discounts = self._discounts(data)
         powers = jnp.concatenate([jnp.ones((len(discounts), 1)), jnp.cumprod(discounts, 1)[:, :-1]], 1)
-        spread = targets.var(-1, ddof=1).mean(-1) / true.values.var()
-        later = jnp.zeros((0, 1, 1)) if u is None else u[..., 2:]
-        sizes_of_u = jnp.stack([later.mean((1, 2)), later.max((1, 2))], -1)
-        return spread, jnp.mean(jnp.sum(powers * credits, -1), -1), sizes_of_u
+        variances = targets.var(-1, ddof=1).mean(-1) / true.values.var()
+        later_u = jnp.zeros((0, 1, 1)) if u is None else u[..., 2:]
+        mean_and_largest_u = jnp.stack([later_u.mean((1, 2)), later_u.max((1, 2))], -1)
+        return variances, jnp.mean(jnp.sum(powers * credits, -1), -1), mean_and_largest_u
 
     def _look_up(self, networks: Network, data: Sequences) -> tuple[Array, Array]:
         """Q(x_t, a_t) `[settings, copies, T]` and V(x_t) `[settings, copies, T+1]` of all settings."""
 
-        def at(each: tuple[Array, Array]) -> tuple[Array, Array]:
-            observations, pi = each
+        def at_one_time(states: tuple[Array, Array]) -> tuple[Array, Array]:
+            observations, pi = states
             q = jax.vmap(lambda network: network(patches(observations.astype(jnp.float32))))(networks)
             return q, jnp.sum(q * pi, -1)
 
-        q, v = jax.lax.map(at, (jnp.moveaxis(data.observations, 1, 0), jnp.moveaxis(data.pi, 1, 0)))
+        q, v = jax.lax.map(at_one_time, (jnp.moveaxis(data.observations, 1, 0), jnp.moveaxis(data.pi, 1, 0)))
         q, v = jnp.moveaxis(q, 0, 2), jnp.moveaxis(v, 0, 2)
         return jnp.take_along_axis(q[:, :, :-1], data.actions[None, ..., None], -1)[..., 0], v
 
     def _credits(self, data: Sequences, u: Array | None) -> Array:
-        """`[settings, batch, T]`."""
+        """The credits of all settings, `[settings, batch, T]`."""
         each_u = jnp.ones((self.count, *data.mu.shape)) if u is None else u[self.network_of]
         per_sequence = jax.vmap(credit, (None, 0, 0, 0))
         return jax.vmap(per_sequence, (0, None, None, 0))(self.settings, _pi_taken(data), data.mu, each_u)
 
     def _targets(self, credits: Array, q: Array, v: Array, data: Sequences) -> Array:
-        """Targets of the first pairs, `[settings, batch]`."""
+        """The targets of the first pairs, `[settings, batch]`."""
         per_sequence = jax.vmap(first_target, (None, 0, 0, 0, 0, 0))
-        of_all = jax.vmap(per_sequence, (0, 0, 0, 0, None, None))
-        return of_all(self.settings, credits, q, v, data.rewards, self._discounts(data))
+        per_setting = jax.vmap(per_sequence, (0, 0, 0, 0, None, None))
+        return per_setting(self.settings, credits, q, v, data.rewards, self._discounts(data))
 
     def _discounts(self, data: Sequences) -> Array:
         return jnp.where(data.ended, 0.0, self.discount)
 
     def _learn_u(self, paths: Paths, data: Sequences) -> tuple[Paths, Array]:
-        """One step of the weight networks, and u `[clips, batch, T]` before it."""
+        """One step of the networks of u, and u `[clips, batch, T]` before it."""
         ratios, discounts = _pi_taken(data) / data.mu, self._discounts(data)
 
         def one(paths: Paths, clip: Array) -> tuple[Paths, Array]:
@@ -339,9 +347,9 @@ class _Program:
         return jax.vmap(one)(paths, jnp.asarray(self.clips))
 
     def _log_u(self, network: PathNetwork, data: Sequences) -> Array:
-        """log u `[batch, T]`; zero at the first two steps, where it is known."""
-        seen = jnp.concatenate([data.observations[:, :1], data.observations[:, 2 : self.sizes.length]], 1)
-        features = network.trunk.features(patches(seen.astype(jnp.float32)))
+        """log u `[batch, T]`; zero at the first two steps, where u is 1."""
+        states = jnp.concatenate([data.observations[:, :1], data.observations[:, 2 : self.sizes.length]], 1)
+        features = network.trunk.features(patches(states.astype(jnp.float32)))
         action = jax.nn.one_hot(data.actions[:, 0], self.actions)
         later = network(features[:, 1:], jnp.concatenate([features[:, 0], action], -1)[:, None])
         return jnp.concatenate([jnp.zeros((len(later), 2)), later], 1)
@@ -359,6 +367,7 @@ class _Program:
 
 
 def _copies(tree: Any, count: int) -> Any:
+    """The same arrays with a new leading axis."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), tree)
 
 
@@ -368,11 +377,11 @@ def _pi_taken(data: Sequences) -> Array:
 
 
 def _relative_error(network: Network, true: Truth) -> Array:
-    """`errors` of an `Evaluation`, of one network."""
+    """`errors` of an `Evaluation`, for one network."""
     q = network(patches(true.observations))
     value = jnp.take_along_axis(q, true.actions[:, None], 1)[:, 0]
-    square = jnp.mean((value - true.values) ** 2 - true.errors**2)
-    return jnp.sqrt(jnp.maximum(square, 0)) / true.values.std()
+    squared_error = jnp.mean((value - true.values) ** 2 - true.errors**2)
+    return jnp.sqrt(jnp.maximum(squared_error, 0)) / true.values.std()
 
 
 def check(settings: Sequence[Setting], sizes: Sizes) -> None:
@@ -384,6 +393,8 @@ def check(settings: Sequence[Setting], sizes: Sizes) -> None:
     ValueError: settings[0]: products of 69 traces of up to 4 overflow single precision; ...
     """
     coefficients(settings)
+    checks.positive("sizes.learning_rate", sizes.learning_rate)
+    checks.at_least("sizes.last_rate", sizes.last_rate, 0.0)
     if not 3 <= sizes.length <= sizes.steps:
         raise ValueError(
             f"sizes.length must lie between 3 and the {sizes.steps} steps of a phase, got {sizes.length}"
@@ -408,15 +419,15 @@ def check(settings: Sequence[Setting], sizes: Sizes) -> None:
 def train_policy(
     game: Game, *, discount: float, sizes: Sizes, phases: int, key: Array, epsilons: tuple[float, float]
 ) -> Network:
-    """A network to make policies of: Retrace, each phase towards what is greedy at its start.
+    """A Q-network for ε-greedy policies, trained by policy iteration: in each phase Retrace evaluates the greedy policy.
 
     Args:
         game: The game.
         discount: γ.
-        sizes: Of the program; its `phases` set only the schedule of the learning rate, which stays at its last value after them.
-        phases: How often the policy improves.
+        sizes: Sizes of the program. Its `phases` only set the schedule of the learning rate, which then stays constant.
+        phases: Number of phases; each starts from the policy of the network before it.
         key: A JAX random key.
-        epsilons: ε of the target policy and of the behaviour policy.
+        epsilons: ε of the target policy and ε of the behaviour policy.
     """
     init, phase = program(game, [Setting("retrace", 0.9, 1.0)], PathLoss(), discount=discount, sizes=sizes)
 

@@ -1,16 +1,24 @@
-"""TD3 whose critic target is any operator of this library: the whole agent is one pytree, and an update is a pure function.
+"""TD3 whose critic target is any operator of this library. The agent is one pytree, and an update is a pure function.
 
-Updates come in rounds of `policy_delay`. The last of a round moves the actor, the target networks and the TD weights,
-so the target networks stay as they are within a round, and are evaluated once for all of its batches.
+Updates come in rounds of `policy_delay`. The last update of a round also moves the actor, the target networks and the TD
+weights. So the target networks do not move within a round, and are evaluated once for all of its batches.
 
-A trainer (`marginax.deep.learner`) takes from an agent's module: `init`, `split` and `join` (what learns alike under
-every operator, and what belongs to one), `observe` (new transitions), `targets` and `learn` (the two halves of an update), `draw`, `rounds`,
-`delayed_rounds` and `run_round` (its batches), `measure`, `METRICS` and `MEASURE_EVERY`, `policy` (the parameters that act)
-and `SHARED` (the settings that agents of one program must have in common).
+The trainer (`marginax.deep.learner`) needs the following of an agent's module:
+
+| name | what it does |
+|---|---|
+| `init` | makes a fresh agent |
+| `split`, `join` | take the agent apart into what learns alike under every operator and what belongs to its operator; put it together again |
+| `observe` | takes in new transitions |
+| `draw` | draws the batches of a round from replay |
+| `rounds`, `delayed_rounds`, `run_round` | divide the updates of a block into rounds |
+| `targets`, `learn` | the two halves of an update: the operator's targets, and the steps of the networks |
+| `measure`, `METRICS`, `MEASURE_EVERY` | the metrics, their names, and the steps between two measurements |
+| `policy` | the parameters that act, as one vector |
+| `SHARED` | names of the settings that all agents of one program must share |
 """
 
-import dataclasses
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,19 +28,21 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from marginax.deep.config import Operator, TD3Config
+from marginax.deep.config import TD3Config
+from marginax.deep.critic_targets import METRICS as METRICS
 from marginax.deep.critic_targets import (
     CriticTarget,
     Estimator,
     Metrics,
     critic_targets,
     init_estimator,
-    summarise,
+    measured,
+    update_metrics,
 )
-from marginax.deep.networks import MLP, Critics, Scaler, actor_vector, first_twin, twins, value
+from marginax.deep.networks import MLP, Critics, Scaler, actor_vector, adam_step, first_twin, twins, value
 from marginax.deep.replay import Replay, Sequences, draw
-from marginax.deep.weight_network import adam
 
+MEASURE_EVERY = 1  # steps: after every block
 SHARED = (
     *("hidden", "policy_delay", "batch_size", "learning_rate", "actor_rate", "polyak"),
     *("update_every", "update_after", "scale_observations", "layer_norm", "saturation_penalty"),
@@ -46,11 +56,11 @@ class TD3State(eqx.Module):
     Attributes:
         actor: The policy's network.
         critic: The twin critics.
-        target_actor: The actor, delayed.
-        target_critic: The critics, delayed.
+        target_actor: The delayed copy of the actor.
+        target_critic: The delayed copy of the critics.
         actor_optimiser: Adam's state for the actor.
         critic_optimiser: Adam's state for the critics.
-        scaler: What scales observations; None where they are taken as they are.
+        scaler: Scales observations; None without `scale_observations`.
         estimator: The TD weights; None unless the operator is `marginalized`.
     """
 
@@ -64,12 +74,6 @@ class TD3State(eqx.Module):
     estimator: Estimator | None
 
 
-MEASURE_EVERY = 1  # steps: after every block
-# Other operators whose targets' variance is measured on the same batches and networks.
-RIVALS: tuple[Operator, ...] = ("one-step", "retrace")
-METRICS = (*(field.name for field in fields(Metrics)), *(f"error_variance_{name}" for name in RIVALS))
-
-
 def init(config: TD3Config, *, observation_size: int, action_size: int, key: Array) -> TD3State:
     """A fresh agent."""
     actor_key, critic_key, weight_key = jax.random.split(key, 3)
@@ -80,28 +84,30 @@ def init(config: TD3Config, *, observation_size: int, action_size: int, key: Arr
     critic = twins(pair, config.hidden, key=critic_key, layer_norm=config.layer_norm)
     scaler = Scaler.fresh(observation_size) if config.scale_observations else None
     estimator = init_estimator(config, observation_size, action_size, weight_key)
-    copied_actor, copied_critic = jax.tree.map(jnp.copy, (actor, critic))  # so that both can be donated
+    target_actor, target_critic = jax.tree.map(
+        jnp.copy, (actor, critic)
+    )  # copies, so that all can be donated
     optimisers = (optax.adam(config.actor_rate).init(actor), optax.adam(config.learning_rate).init(critic))
-    return TD3State(actor, critic, copied_actor, copied_critic, *optimisers, scaler, estimator)
+    return TD3State(actor, critic, target_actor, target_critic, *optimisers, scaler, estimator)
 
 
 def split(state: TD3State) -> tuple[TD3State, Estimator | None]:
-    """The agent without what belongs to its operator, and that."""
+    """The agent without its TD weights, and the TD weights."""
     return replace(state, estimator=None), state.estimator
 
 
-def join(state: TD3State, own: Estimator | None) -> TD3State:
-    """The agent that `split` took apart."""
-    return replace(state, estimator=own)
+def join(state: TD3State, estimator: Estimator | None) -> TD3State:
+    """The agent with these TD weights: the inverse of `split`."""
+    return replace(state, estimator=estimator)
 
 
 def policy(state: TD3State) -> Float[Array, " n"]:
-    """The parameters that act, as one vector; observations need no scaling for it."""
+    """The actor's parameters as one vector. Scaling is folded into them: they take observations as they are."""
     return actor_vector(state.actor if state.scaler is None else state.scaler.folded(state.actor))
 
 
 def observe(state: TD3State, rows: Float[Array, "steps width"]) -> TD3State:
-    """The agent after it has met a block of transitions, packed as replay has them."""
+    """The agent after new transitions, which update the scaling of observations; rows are packed as in replay."""
     if state.scaler is None:
         return state
     return replace(state, scaler=state.scaler.add(rows[:, : len(state.scaler.mean)]))
@@ -110,10 +116,13 @@ def observe(state: TD3State, rows: Float[Array, "steps width"]) -> TD3State:
 def targets(
     config: TD3Config, state: TD3State, batches: Sequences, keys: Array, *, train: bool
 ) -> tuple[CriticTarget, Estimator | None, Float[Array, ""]]:
-    """The half of an update that depends on the operator: see `critic_targets`. Reads only the delayed networks."""
+    """The half of an update that depends on the operator: see `critic_targets`. It reads only the delayed networks."""
     if state.scaler is not None:
-        scaled = map(state.scaler, (batches.observations, batches.next_observations))
-        batches = replace(batches, **dict(zip(("observations", "next_observations"), scaled, strict=True)))
+        batches = replace(
+            batches,
+            observations=state.scaler(batches.observations),
+            next_observations=state.scaler(batches.next_observations),
+        )
     networks = (state.target_actor, state.target_critic, state.estimator)
     return critic_targets(config, *networks, batches, keys, train=train)
 
@@ -126,35 +135,35 @@ def learn(
     *,
     delayed: bool,
 ) -> tuple[TD3State, Float[Array, ""], Float[Array, " batch"]]:
-    """The half of an update that is the same for all operators: the critics and, if `delayed`, what follows them.
+    """The half of an update that is the same for all operators: a step of the critics and, if `delayed`, of the actor.
 
     Args:
-        config: The settings; nothing of the operator is read.
+        config: The settings; those of the operator are not read.
         state: The agent; its estimator is passed through.
         pairs: [state, action] features of the first step of each sequence.
         target: Their targets.
-        delayed: Whether the actor and the target networks take a step as well.
+        delayed: Whether the actor and the target networks move as well.
 
     Returns:
-        The agent, the critics' loss and the first one's values before the step.
+        The agent, the critics' loss, and the first critic's values before the step.
     """
-    gradient = jax.value_and_grad(critic_loss, has_aux=True)
-    (loss, values), slope = gradient(state.critic, pairs, target)
-    critic, optimiser = adam(config.learning_rate, slope, state.critic_optimiser, state.critic)
-    state = replace(state, critic=critic, critic_optimiser=optimiser)
+    loss_and_gradient = jax.value_and_grad(critic_loss, has_aux=True)
+    (loss, values), gradient = loss_and_gradient(state.critic, pairs, target)
+    critic, critic_optimiser = adam_step(config.learning_rate, gradient, state.critic_optimiser, state.critic)
+    state = replace(state, critic=critic, critic_optimiser=critic_optimiser)
     if delayed:
         observations = pairs[:, : state.actor.weights[0].shape[0]]
-        slope = jax.grad(actor_loss)(state.actor, critic, observations, config.saturation_penalty)
-        moved = adam(config.actor_rate, slope, state.actor_optimiser, state.actor)
+        gradient = jax.grad(actor_loss)(state.actor, critic, observations, config.saturation_penalty)
+        moved = adam_step(config.actor_rate, gradient, state.actor_optimiser, state.actor)
         if config.actor_after:
-            waits = optax.tree.get(optimiser, "count") <= config.actor_after
-            stays = (state.actor, state.actor_optimiser)
-            moved = jax.tree.map(lambda old, new: jnp.where(waits, old, new), stays, moved)
-        actor, optimiser = moved
+            waits = optax.tree.get(critic_optimiser, "count") <= config.actor_after
+            unmoved = (state.actor, state.actor_optimiser)
+            moved = jax.tree.map(lambda old, new: jnp.where(waits, old, new), unmoved, moved)
+        actor, actor_optimiser = moved
         state = replace(
             state,
             actor=actor,
-            actor_optimiser=optimiser,
+            actor_optimiser=actor_optimiser,
             target_actor=optax.incremental_update(actor, state.target_actor, 1 - config.polyak),
             target_critic=optax.incremental_update(critic, state.target_critic, 1 - config.polyak),
         )
@@ -164,7 +173,7 @@ def learn(
 def critic_loss(
     critic: Critics, features: Float[Array, "batch n"], target: Float[Array, " batch"]
 ) -> tuple[Float[Array, ""], Float[Array, "2 batch"]]:
-    """Squared error of both critics, summed over the two; also their values."""
+    """The mean squared error summed over both critics, and the critics' values."""
     values = value(critic, features)
     return jnp.sum(jnp.mean((values - target) ** 2, axis=-1)), values
 
@@ -172,7 +181,7 @@ def critic_loss(
 def actor_loss(
     actor: MLP, critic: Critics, observations: Float[Array, "batch n"], saturation_penalty: float = 0.0
 ) -> Float[Array, ""]:
-    """Minus the first critic's mean value of the actor's own actions, plus the penalty of large outputs."""
+    """Minus the first critic's mean value at the actor's actions, plus the penalty of large outputs before the tanh."""
     raw = actor(observations)
     values = value(first_twin(critic), jnp.concatenate([observations, jnp.tanh(raw)], -1))
     return saturation_penalty * jnp.mean(raw**2) - jnp.mean(values)
@@ -187,11 +196,11 @@ def update(
         config: The settings.
         state: The agent.
         batch: Sequences of `config.length` steps.
-        key: A JAX random key, for the noise on target actions.
-        delayed: Whether this is an update that comes only every `policy_delay`-th time.
+        key: A JAX random key for the noise on target actions.
+        delayed: Whether this is the delayed update, every `policy_delay`-th.
 
     Returns:
-        The agent after the update, and what can be said about it.
+        The agent after the update, and its metrics.
 
     >>> from marginax.deep import replay
     >>> config = TD3Config(operator="marginalized", hidden=(8,), batch_size=4)
@@ -210,16 +219,16 @@ def update(
 def _round(
     config: TD3Config, state: TD3State, batches: Sequences, keys: Array, *, delayed: bool
 ) -> tuple[TD3State, Metrics]:
-    """One update per batch; if `delayed`, the last is a delayed one."""
+    """One update per batch; if `delayed`, the last of them is the delayed update."""
     found, estimator, weight_loss = targets(config, state, batches, keys, train=delayed)
     state = replace(state, estimator=estimator)
     losses, values = [], []
     for i in range(len(keys)):
-        step = (found.pairs[i], found.target[i])
-        state, loss, q = learn(config, state, *step, delayed=delayed and i == len(keys) - 1)
+        last = i == len(keys) - 1
+        state, loss, q = learn(config, state, found.pairs[i], found.target[i], delayed=delayed and last)
         losses.append(loss)
         values.append(q)
-    return state, summarise(found, jnp.stack(losses), jnp.stack(values), weight_loss)
+    return state, update_metrics(found, jnp.stack(losses), jnp.stack(values), weight_loss)
 
 
 def update_block(
@@ -230,11 +239,10 @@ def update_block(
     Args:
         config: The settings.
         state: The agent; jit with it donated.
-        buffer: At least one transition. Whoever adds to it shows `observe` the same rows, which scale the observations.
-        key: A JAX random key; the block is a pure function of it.
-        updates: How many.
-        done: Updates before this block, a multiple of `updates`: the policy delay counts on. Leave it unbatched
-            under `vmap`.
+        buffer: Replay with at least one transition. Call `observe` with the rows that you add to it: they scale observations.
+        key: A JAX random key, which determines the block.
+        updates: Number of updates.
+        done: Number of updates before this block, from which the policy delay counts on. Do not batch it under `vmap`.
 
     Returns:
         The agent after the block, and metrics with one entry per update.
@@ -243,49 +251,43 @@ def update_block(
     def one_round(state: TD3State, keys: Array, *, delayed: bool) -> tuple[TD3State, Metrics]:
         return _round(config, state, *draw(config, buffer, keys), delayed=delayed)
 
-    material = (rounds(config, key, updates), delayed_rounds(config, updates, done))
-    state, metrics = jax.lax.scan(lambda s, m: run_round(one_round, s, *m), state, material)
+    xs = (rounds(config, key, updates), delayed_rounds(config, updates, done))
+    state, metrics = jax.lax.scan(lambda state, x: run_round(one_round, state, *x), state, xs)
     return state, jax.tree.map(jnp.ravel, metrics)
 
 
 def rounds(config: TD3Config, key: Array, updates: int) -> Array:
-    """Keys `[rounds, batches]` of a block's updates.
+    """The keys `[rounds, batches]` of the updates of a block.
 
-    A round is `policy_delay` updates where a block has a whole number of those, and a single update otherwise.
+    A round has `policy_delay` updates if a block is a whole number of such rounds, and otherwise a single update.
     """
     size = 1 if updates % config.policy_delay else config.policy_delay
     return jax.random.split(key, updates).reshape(-1, size)
 
 
 def delayed_rounds(config: TD3Config, updates: int, done: Array | int) -> Array | None:
-    """Whether the last update of each round is a delayed one; None: always."""
+    """For each round, whether its last update is a delayed one; None if all are."""
     if updates % config.policy_delay == 0:
         return None
     return (done + jnp.arange(updates) + 1) % config.policy_delay == 0
 
 
-def run_round(one_round: Any, carry: Any, material: Any, delayed: Array | None) -> Any:
-    """Run a round, delayed or not; under `vmap`, `delayed` must not be batched, or both would be computed."""
+def run_round(one_round: Any, state: Any, batches: Any, delayed: Array | None) -> Any:
+    """Run `one_round(state, batches, delayed=…)`. If `delayed` is batched under `vmap`, both branches are computed."""
     if delayed is None:
-        return one_round(carry, material, delayed=True)
-    both = (partial(one_round, delayed=True), partial(one_round, delayed=False))
-    return jax.lax.cond(delayed, *both, carry, material)
+        return one_round(state, batches, delayed=True)
+    branches = (partial(one_round, delayed=True), partial(one_round, delayed=False))
+    return jax.lax.cond(delayed, *branches, state, batches)
 
 
 def measure(config: TD3Config, state: TD3State, batch: Sequences, key: Array) -> Float[Array, " metrics"]:
-    """`METRICS` of the update that would come next on a batch; nothing is updated."""
-    _, own = update(config, state, batch, key, delayed=True)
-    rivals = [_error_variance(config, name, state, batch, key) for name in RIVALS]
-    return jnp.stack([*(getattr(own, field.name) for field in fields(Metrics)), *rivals])
+    """`METRICS` of the next update if it were made on this batch. Nothing is updated."""
+    one: Sequences = jax.tree.map(lambda x: x[None], batch)
+    found, _, weight_loss = targets(config, state, one, key[None], train=True)
+    loss, values = critic_loss(state.critic, found.pairs[0], found.target[0])
+    own = update_metrics(found, loss[None], values[:1], weight_loss)
 
+    def targets_of(rival: TD3Config, one: Sequences) -> CriticTarget:
+        return targets(rival, replace(state, estimator=None), one, key[None], train=False)[0]
 
-def _error_variance(
-    config: TD3Config, operator: Operator, state: TD3State, batch: Sequences, key: Array
-) -> Array:
-    """Variance over a batch of target minus Q for another operator; NaN where the sequences are too short for it."""
-    if operator != "one-step" and config.length == 1:
-        return jnp.full((), jnp.nan)
-    rival = dataclasses.replace(config, operator=operator)
-    one: Sequences = jax.tree.map(lambda x: x[None, : rival.length], batch)
-    found, *_ = targets(rival, replace(state, estimator=None), one, key[None], train=False)
-    return jnp.var(found.target[0] - value(state.critic, found.pairs[0])[0])
+    return measured(config, own, values[0], batch, targets_of)

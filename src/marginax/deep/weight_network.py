@@ -1,4 +1,4 @@
-"""Networks of TD weights of pairs, for the `marginalized` operator, and one step of their training."""
+"""Networks that estimate the TD weights w(x, a | x_0, a_0) of the `marginalized` operator, and one step of their training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,16 +10,16 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from marginax.deep.config import AgentConfig
-from marginax.deep.networks import MLP
+from marginax.deep.networks import MLP, adam_step
 from marginax.weights import losses
 
 
 class Estimator(eqx.Module):
-    """Networks and optimisers of the TD weights.
+    """The networks of the TD weights and their optimisers.
 
     Attributes:
-        weights: The network of w; softplus of its output is the weight.
-        critic: The adversary of the saddle points; None for regression.
+        weights: The network of w. The weight is the softplus of its output (`fenchel`: the output itself).
+        critic: The adversary of `saddle-point` and `fenchel`; None for `regression`.
         weights_optimiser: Adam's state for `weights`.
         critic_optimiser: Adam's state for `critic`.
     """
@@ -31,7 +31,7 @@ class Estimator(eqx.Module):
 
 
 def init(config: AgentConfig, features: int, key: Array) -> Estimator:
-    """New networks for pairs with this number of features."""
+    """Fresh networks for [state, action] pairs with this number of features."""
     inputs = features * (2 if config.start_conditioned else 1)
     first, second = jax.random.split(key)
     weights = MLP(inputs, 1, config.hidden, key=first)
@@ -45,28 +45,30 @@ def init(config: AgentConfig, features: int, key: Array) -> Estimator:
 
 
 def evaluate(network: MLP, inputs: Float[Array, "T batch n"]) -> Float[Array, "T batch"]:
-    """A network's output on every pair of a batch of sequences."""
+    """The output of a network for every step of a batch of sequences."""
     return network(inputs.reshape(-1, inputs.shape[-1]))[:, 0].reshape(inputs.shape[:2])
 
 
 def inputs(config: AgentConfig, features: Float[Array, "T batch n"]) -> Float[Array, "T batch m"]:
-    """What the networks see: the features of each pair and, if conditioned on it, those of the start."""
+    """The networks' inputs: the features of each pair and, with `start_conditioned`, those of the start pair."""
     if not config.start_conditioned:
         return features
     return jnp.concatenate([features, jnp.broadcast_to(features[0], features.shape)], -1)
 
 
 def predict(config: AgentConfig, network: MLP, pairs: Float[Array, "T batch m"]) -> Float[Array, "T batch"]:
-    """The weights of a batch of sequences: 1 at the start itself if `exact_first_weight`, and never negative."""
-    return jnp.maximum(_outputs(config, network, pairs), 0)
+    """The weights of a batch of sequences: never negative, and 1 at the start pair with `exact_first_weight`."""
+    return jnp.maximum(_unclipped(config, network, pairs), 0)
 
 
-def _outputs(config: AgentConfig, network: MLP, pairs: Float[Array, "T batch m"]) -> Float[Array, "T batch"]:
-    """The weights as the losses take them: those of `fenchel` are a network's plain output."""
-    known = config.start_conditioned and config.exact_first_weight
-    raw = evaluate(network, pairs[1:] if known else pairs)
+def _unclipped(
+    config: AgentConfig, network: MLP, pairs: Float[Array, "T batch m"]
+) -> Float[Array, "T batch"]:
+    """The weights that the losses read: those of `fenchel` may be negative."""
+    first_is_one = config.start_conditioned and config.exact_first_weight
+    raw = evaluate(network, pairs[1:] if first_is_one else pairs)
     w = raw if config.weights == "fenchel" else jax.nn.softplus(raw)
-    return jnp.concatenate([jnp.ones(pairs.shape[:2])[:1], w]) if known else w
+    return jnp.concatenate([jnp.ones(pairs.shape[:2])[:1], w]) if first_is_one else w
 
 
 def loss(
@@ -77,9 +79,9 @@ def loss(
     discounts: Float[Array, "T batch"],
     truncated: Bool[Array, "T batch"],
 ) -> tuple[Float[Array, ""], Float[Array, "T batch"]]:
-    """The estimator's loss on a batch, averaged over its sequences, and the weights themselves."""
+    """The mean loss of the sequences of a batch, and the weights that it was computed from."""
     network, critic = networks
-    w = _outputs(config, network, pairs)
+    w = _unclipped(config, network, pairs)
     sequence = (traces, discounts, truncated)
     if critic is None:
         return jnp.mean(jax.vmap(losses.regression, 1)(w, *sequence)), w
@@ -99,28 +101,28 @@ def update(
     discounts: Float[Array, "T batch"],
     truncated: Bool[Array, "T batch"],
 ) -> tuple[Estimator, Float[Array, ""], Float[Array, "T batch"]]:
-    """One step of Adam on the loss: down for one side of a saddle point, up for the other.
+    """One step of Adam on the loss; of a saddle point one network descends and the other ascends.
 
     Returns:
-        The new estimator, the loss, and the weights (never negative) before the step.
+        The new estimator, the loss before the step, and the weights before the step (never negative).
     """
 
     def objective(networks: tuple[MLP, MLP | None]) -> tuple[Array, Array]:
         return loss(config, networks, pairs, traces, discounts, truncated)
 
     networks = (estimator.weights, estimator.critic)
-    (value, w), (gradient, ascent) = jax.value_and_grad(objective, has_aux=True)(networks)
+    (value, w), (gradient, critic_gradient) = jax.value_and_grad(objective, has_aux=True)(networks)
+    # Fenchel's loss is maximised over w and minimised over the critic, the saddle point's the other way round.
     if config.weights == "fenchel":
         gradient = jax.tree.map(jnp.negative, gradient)
     else:
-        ascent = jax.tree.map(jnp.negative, ascent)
+        critic_gradient = jax.tree.map(jnp.negative, critic_gradient)
     rate = config.weight_learning_rate
-    weights, weights_optimiser = adam(rate, gradient, estimator.weights_optimiser, estimator.weights)
+    weights, weights_optimiser = adam_step(rate, gradient, estimator.weights_optimiser, estimator.weights)
     critic, critic_optimiser = estimator.critic, estimator.critic_optimiser
     if critic is not None:
-        critic, critic_optimiser = adam(
-            config.weight_critic_learning_rate, ascent, estimator.critic_optimiser, critic
-        )
+        rate = config.weight_critic_learning_rate
+        critic, critic_optimiser = adam_step(rate, critic_gradient, critic_optimiser, critic)
     return Estimator(weights, critic, weights_optimiser, critic_optimiser), value, jnp.maximum(w, 0)
 
 
@@ -133,18 +135,18 @@ def fit(
     updates: int,
     average: float = 0.998,
 ) -> MLP:
-    """Train TD weights by themselves, without the agent.
+    """Train TD weights alone, without an agent.
 
     Args:
-        config: Says which loss, what the networks see, their size and step sizes.
+        config: The loss, the inputs and sizes of the networks, and the step sizes.
         draw: Makes a batch from a key: features `[T, batch, n]`, traces, discounts and truncated `[T, batch]`.
-        features: n.
+        features: Number of features n of a pair.
         key: A JAX random key.
-        updates: Steps of Adam.
-        average: Share of the old running average of the network kept at each step.
+        updates: Number of steps of Adam.
+        average: Share of the old running average of the parameters that each step keeps.
 
     Returns:
-        The average of the weights' network; `predict` evaluates it.
+        The network of the weights with averaged parameters; `predict` evaluates it.
 
     >>> from marginax.deep.config import TD3Config
     >>> def draw(key):
@@ -166,9 +168,3 @@ def fit(
     keys = jax.random.split(rest, updates)
     (_, mean), _ = jax.jit(lambda: jax.lax.scan(step, (estimator, estimator.weights), keys))()
     return mean
-
-
-def adam(rate: float, gradient: Any, optimiser: Any, network: Any) -> tuple[Any, Any]:
-    """One step of Adam on one network, or on several."""
-    updates, optimiser = optax.adam(rate).update(gradient, optimiser)
-    return optax.apply_updates(network, updates), optimiser
