@@ -29,14 +29,22 @@ def where(index: Iterable[Any]) -> str:
     return f"[{numbers}]" if numbers else ""
 
 
-def array(name: str, value: ArrayLike, shape: Sequence[int | None] | None = None) -> FloatArray:
-    """Returns ``value`` as a new float64 array in C order, all entries finite, of the given shape (``None``: any length)."""
+def reals(name: str, value: ArrayLike) -> FloatArray:
+    """Returns ``value`` as a new float64 array in C order, whose entries need not be finite."""
     try:
-        result = np.array(value, dtype=np.float64, order="C")
-    except (TypeError, ValueError) as error:
+        given = np.asarray(value)
+        if given.dtype.kind in "cmMSU":
+            raise TypeError(f"its entries are {given.dtype}")
+        return np.array(given, dtype=np.float64, order="C")
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"{name} must be an array of real numbers, got {type(value).__name__}: {error}"
         ) from None
+
+
+def array(name: str, value: ArrayLike, shape: Sequence[int | None] | None = None) -> FloatArray:
+    """Returns ``value`` as a new float64 array in C order, all entries finite, of the given shape (``None``: any length)."""
+    result = reals(name, value)
     if shape is not None:
         shaped(name, result.shape, shape)
     finite(name, result)
@@ -101,8 +109,10 @@ def discount(value: Any, name: str = "discount") -> float:
 def number(name: str, value: Any, *, infinite: bool = False) -> float:
     """Returns ``value`` as a float, which must be finite unless ``infinite``."""
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError
         result = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a number, got {value!r}") from None
     if not (infinite or np.isfinite(result)):
         raise ValueError(f"{name} must be finite, got {value}")

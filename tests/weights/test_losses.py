@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import optax
 import pytest
@@ -165,3 +166,16 @@ def test_products_deviances_and_normalised_weights_take_lists():
     np.testing.assert_allclose(losses.cumulative([9, 2, 3, 5], [0, 0, 1, 0])[0], [1, 2, 6, 0])
     np.testing.assert_allclose(losses.deviance([0.0, 1.0], [2, 3], power=1), [1, np.e - 3], rtol=1e-6)
     np.testing.assert_allclose(losses.normalise([1, 3, 9], [1, 1, 0]), [0.5, 1.5, 0])
+
+
+def test_normalised_weights_of_padding_alone_are_zero():
+    np.testing.assert_array_equal(losses.normalise([1, 3], [0, 0]), [0, 0])
+    with pytest.raises(ValueError, match=r"valid must have the shape \(2,\) of weights, got \(1, 2\)"):
+        losses.normalise([1, 3], [[1, 1]])
+
+
+@pytest.mark.parametrize("value", ["abc", None, {}, [1j, 1j]])
+def test_what_is_no_sequence_of_numbers_is_named(value, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match="traces must be an array of real numbers, got"):
+        losses.regression([1.0, 1.0], value, [0.9, 0.9])

@@ -27,6 +27,7 @@ __all__ = [
     "fixed_discount",
     "link_steps",
     "read_steps",
+    "require_trajectory",
     "row_of",
     "rows_of",
     "start_of",
@@ -63,8 +64,18 @@ class Steps(NamedTuple):
     """Whether the next step of the array continues the same episode."""
 
 
+def require_trajectory(value: Any) -> None:
+    """Raises for data that are no `Trajectory`, such as a list of episodes."""
+    if not isinstance(value, Trajectory):
+        raise ValueError(
+            "trajectories must be a Trajectory, which trajectories.sample draws and trajectories.from_episodes makes of episodes, "
+            f"got {type(value).__name__}"
+        )
+
+
 def read_steps(trajectories: Trajectory) -> Steps:
     """Reads a batch ``[..., T]`` (or one sequence ``[T]``) as ``[B, T]``; works under ``jit``."""
+    require_trajectory(trajectories)
 
     def rows(field: Array | np.ndarray) -> Array:
         return jnp.asarray(field).reshape(-1, field.shape[-1])
@@ -141,7 +152,7 @@ def table_of(c: ArrayLike | None, shape: tuple[int, ...], dtype: Any) -> Float[A
     """Traces as an estimator of shape ``(S, A)`` or ``(S,)`` reads them; works under ``jit``."""
     if c is None:
         raise ValueError("c is needed: the traces [S, A] that the weights are those of")
-    table = jnp.asarray(c, dtype)
+    table = jnp.asarray(c if isinstance(c, jax.core.Tracer) else traces_of(c), dtype)
     checks.shaped("c", table.shape, shape if len(shape) == 2 else (*shape, None))
     return table
 
@@ -158,6 +169,7 @@ def discount_of(trajectories: Trajectory, discount: float | None, num_states: in
 
     It is the one value that the discounts of the batch have apart from the zeros; ``discount``, where given, must agree.
     """
+    require_trajectory(trajectories)
     given = None if discount is None else checks.discount(discount)
     valid = np.asarray(trajectories.valid)
     if valid.ndim < 1 or not valid.any():

@@ -140,7 +140,7 @@ def model_of(
     if p.nnz > 0.1 * math.prod(p.shape):
         p = p.toarray().reshape(len(states), num_actions, len(states))
     mdp = TabularMDP(p, np.zeros(behaviour.shape), gamma)
-    converging(mdp, traced)
+    converging(mdp, traced, states)
     info = EstimateInfo(source, gamma, int(data.visits.sum()), int(data.support.sum()))
     return Model(mdp, states, behaviour, traced, num_states, on_states, row, info)
 

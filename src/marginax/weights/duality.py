@@ -285,9 +285,13 @@ def _linear(
 
 
 def _most_traced(model: Model) -> float:
-    """The largest total mass ``(1-γ) Σ_t γ^t C_t`` that the traces keep from any state; at most 1 for 0 ≤ c ≤ π/μ."""
-    paths = Resolvent(model.mdp.state_kernel(model.traced), model.mdp.discount)
-    return float((1 - model.mdp.discount) * paths(np.ones(len(model.states))).max())
+    """The largest total mass ``(1-γ) E[Σ_t γ^t C_t]`` that the traces keep from any start; at most 1 for 0 ≤ c ≤ π/μ."""
+    discount = model.mdp.discount
+    paths = Resolvent(model.mdp.state_kernel(model.traced), discount)
+    if model.on_states:
+        return float((1 - discount) * paths(np.ones(len(model.states))).max())
+    after = model.mdp.expect_next(paths(model.traced.sum(axis=1)))
+    return float((1 - discount) * (1 + discount * after.max()))
 
 
 def _moments(weights: FloatArray, left: FloatArray, right: FloatArray) -> FloatArray:

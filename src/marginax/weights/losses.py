@@ -249,8 +249,11 @@ def normalise(weights: ArrayLike, valid: ArrayLike, power: float | int = 1.0) ->
     Array([0.5, 1.5, 0. ], dtype=float32)
     """
     weights, valid = jnp.asarray(weights), jnp.asarray(valid, bool)
+    if weights.shape != valid.shape:
+        raise ValueError(f"valid must have the shape {weights.shape} of weights, got {valid.shape}")
     raised = jnp.where(valid, jnp.maximum(weights, 1e-8) ** power, 0)
-    return raised / (jnp.sum(raised) / jnp.maximum(jnp.sum(valid), 1))
+    mean = jnp.sum(raised) / jnp.maximum(jnp.sum(valid), 1)
+    return raised / jnp.where(mean > 0, mean, 1)
 
 
 class _Read(NamedTuple):
@@ -267,7 +270,12 @@ def _sequences(**arrays: ArrayLike) -> list[Array]:
     """The arguments of a loss as arrays `[T]` of one length. A batch without `jax.vmap` would be read as one sequence."""
     found: list[Array] = []
     for name, value in arrays.items():
-        array = jnp.asarray(value)
+        try:
+            array = jnp.asarray(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"{name} must be an array of real numbers, got {type(value).__name__}") from None
+        if array.dtype.kind == "c":
+            raise ValueError(f"{name} must be an array of real numbers, got {array.dtype}")
         found.append(array.astype(jnp.result_type(array, float)))
         if array.ndim != 1 or array.size == 0 or array.shape != found[0].shape:
             wanted = (
