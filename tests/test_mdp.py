@@ -338,6 +338,10 @@ def test_policies():
     expected = np.exp(q / 2) / np.exp(q / 2).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(policies.softmax(q, 2.0), expected)
     np.testing.assert_allclose(policies.softmax([[1000.0, 0.0]], 0.01), [[1.0, 0.0]])
+    np.testing.assert_allclose(policies.softmax([[1e308, -1e308]]), [[1.0, 0.0]])
+    for call in (policies.greedy, policies.softmax):
+        with pytest.raises(ValueError, match=r"q must have at least one action, got shape \(2, 0\)"):
+            call(np.zeros((2, 0)))
     for bad in (
         lambda: policies.softmax(q, 0.0),
         lambda: policies.deterministic([3], 3),

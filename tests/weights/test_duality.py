@@ -214,6 +214,7 @@ def test_says_when_the_gap_was_not_reached(estimate):
         ({"tolerance": 0.0}, "tolerance must be positive"),
         ({"max_iterations": 0}, "max_iterations must be at least 1"),
         ({"features": np.ones((4, 2, 1))}, r"features must have shape \(5, 2, any\)"),
+        ({"features": np.ones((5, 2, 0))}, r"features must have at least one column, got shape \(5, 2, 0\)"),
         ({"features": np.ones((5, 2, 1)), "radius": -1.0}, "radius must be positive, got -1"),
         ({"critic_features": np.ones((5, 2, 1))}, "critic_features needs features"),
     ],

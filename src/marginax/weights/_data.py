@@ -23,6 +23,7 @@ __all__ = [
     "divide",
     "eliminate",
     "estimate",
+    "features_of",
     "fixed_behaviour",
     "fixed_discount",
     "link_steps",
@@ -164,6 +165,14 @@ def traces_of(c: ArrayLike) -> FloatArray:
     return table
 
 
+def features_of(name: str, value: ArrayLike, shape: tuple[int | None, ...]) -> FloatArray:
+    """Returns features ``[*shape, k]`` as a float64 array; k is at least 1."""
+    features = checks.array(name, value, (*shape, None))
+    if not features.shape[-1]:
+        raise ValueError(f"{name} must have at least one column, got shape {features.shape}")
+    return features
+
+
 def discount_of(trajectories: Trajectory, discount: float | None, num_states: int, num_actions: int) -> float:
     """Checks a batch against the size of the tables, and returns its discount.
 
@@ -180,6 +189,7 @@ def discount_of(trajectories: Trajectory, discount: float | None, num_states: in
     alive = valid & (discounts != 0)
     if not alive.any():
         return 0.0 if given is None else given
+    checks.finite("trajectories.discounts", np.where(alive, discounts, 0.0))
     least, most = discounts[alive].min(), discounts[alive].max()
     if not most - least <= 1e-6:
         raise ValueError(

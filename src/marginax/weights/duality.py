@@ -23,6 +23,7 @@ from marginax import _checks as checks
 from marginax._checks import FloatArray
 from marginax._solve import Resolvent
 from marginax.trajectories import Trajectory
+from marginax.weights._data import features_of
 from marginax.weights._model import EstimateInfo, Model, model_of
 
 __all__ = ["fenchel", "saddle_point"]
@@ -302,8 +303,8 @@ def _moments(weights: FloatArray, left: FloatArray, right: FloatArray) -> FloatA
 
 def _features(name: str, value: Any, model: Model) -> FloatArray:
     shape = (model.num_states,) if model.on_states else (model.num_states, model.behaviour.shape[1])
-    array = checks.array(name, value, (*shape, None))
-    return array.reshape(-1, array.shape[-1])
+    features = features_of(name, value, shape)
+    return features.reshape(-1, features.shape[-1])
 
 
 def _solve(problem: _Problem, tolerance: float, max_iterations: int) -> _Solution:
