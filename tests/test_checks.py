@@ -142,6 +142,9 @@ def test_mdps():
 def test_counts_and_their_behaviour():
     counts = weights.EmpiricalMDP.empty(3, 2).update(BATCH)
     refused("other must be an EmpiricalMDP, got NoneType", counts.merge, None)
+    refused(
+        "actions must lie in range(2), but actions[1] = 2", counts.add, [0, 0], [1, 2], [1, 1], [False, False]
+    )
     refused("ended must have the shape of states, (1,), got ()", counts.add, [0], [0], [0], None)
     refused("num_states must be a whole number, got 'x'", weights.estimate_behaviour, BATCH, "x", 2)
     dense = weights.EmpiricalMDP.empty(3, 2, dense=True).update(BATCH)

@@ -44,7 +44,7 @@ class Interval:
         return Interval(self.low - below, self.high + above, self.level)
 
     def holding(self, other: Interval) -> Interval:
-        """The least interval that holds this one and another."""
+        """The smallest interval that contains both this one and another."""
         return Interval(min(self.low, other.low), max(self.high, other.high), self.level)
 
     def __contains__(self, value: float) -> bool:

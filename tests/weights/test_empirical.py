@@ -182,7 +182,7 @@ def test_bad_data_are_refused():
         with pytest.raises(ValueError, match="behaviour probabilities are present in one part"):
             one.merge(other)
     assert logged.merge(empty).has_behaviour and empty.merge(logged).has_behaviour
-    with pytest.raises(ValueError, match=r"next_states must lie in range\(2\), but one of them is 2"):
+    with pytest.raises(ValueError, match=r"next_states must lie in range\(2\), but next_states\[0\] = 2"):
         empty.add([0], [0], [2], ended=[False])
     with pytest.raises(ValueError, match=r"states must be a flat array \[N\], got shape \(1, 1\)"):
         empty.add([[0]], [[0]], [[0]], ended=[[False]])

@@ -14,29 +14,6 @@ from marginax import _checks as checks
 from marginax._checks import FloatArray
 from marginax.trajectories import Trajectory
 
-__all__ = [
-    "Estimator",
-    "Links",
-    "assemble",
-    "count_starts",
-    "discount_of",
-    "divide",
-    "eliminate",
-    "estimate",
-    "features_of",
-    "fixed_behaviour",
-    "fixed_discount",
-    "link_steps",
-    "read_steps",
-    "require_trajectory",
-    "row_of",
-    "rows_of",
-    "start_of",
-    "table_of",
-    "traces_along",
-    "traces_of",
-]
-
 
 @runtime_checkable
 class Estimator(Protocol):
@@ -236,7 +213,7 @@ def start_of(
 def row_of(
     start: tuple[int, int] | int | None, num_states: int, num_actions: int, on_states: bool
 ) -> int | None:
-    """The number of a start among all pairs or states; None for all of them."""
+    """The row of a start in a table of all pairs or states; None if all rows are wanted."""
     start = start_of(start, num_states, num_actions, on_states)
     return start[0] * num_actions + start[1] if isinstance(start, tuple) else start
 
@@ -276,15 +253,15 @@ def eliminate(system: Float[Array, "k k_and_one"]) -> Float[Array, "k"]:
 
 
 def rows_of(links: Links, rows: int, start: int | None) -> Int[Array, "B T"]:
-    """The row of each start in a table of all starts, or of one; out of range for steps that are starts of no row."""
+    """The row that each step is a start of, in a table of all starts or of one; out of range if there is none."""
     counted = links.steps.valid if start is None else links.steps.valid & (links.start == start)
     return jnp.where(counted, links.start if start is None else 0, rows)
 
 
 def count_starts(links: Links, row: Int[Array, "B T"], rows: int, num_places: int) -> Float[Array, "2 rows"]:
-    """Of each row, how often it was a start, and the discounted later visits of the same place in the same episode, summed.
+    """How often each row was a start, and the sum of its returns: discounted later visits of the start in the same episode.
 
-    Where a place comes again k steps later, its returns are ``γ^k (1 + returns from there)``: one look-up per step.
+    If a start is visited again k steps later, its returns are ``γ^k (1 + returns from there)``: one look-up per step.
     """
     batch, length = links.start.shape
     gamma = jnp.max(links.discounted)
@@ -293,12 +270,12 @@ def count_starts(links: Links, row: Int[Array, "B T"], rows: int, num_places: in
     def step(carry: Any, now: Any) -> tuple[Any, Array]:
         returns, when, last = carry
         time, pair, valid, follows = now
-        last = jnp.where(follows, last, time)  # of the episode
+        last = jnp.where(follows, last, time)  # the last step of the episode
         gap = when[sequence, pair] - time
         again = jnp.where(
             when[sequence, pair] <= last, gamma ** gap.astype(gamma.dtype) * (1 + returns[sequence, pair]), 0
         )
-        pair = jnp.where(valid, pair, num_places)  # out of range: padding is dropped
+        pair = jnp.where(valid, pair, num_places)  # JAX drops writes out of range, here those of padding
         carry = returns.at[sequence, pair].set(again), when.at[sequence, pair].set(time), last
         return carry, again
 

@@ -16,8 +16,6 @@ from marginax.trajectories import Trajectory
 from marginax.weights._data import discount_of, row_of, traces_of
 from marginax.weights.empirical import EmpiricalMDP
 
-__all__ = ["EstimateInfo", "Model", "model_of"]
-
 
 class EstimateInfo(NamedTuple):
     """What stands behind an estimate of TD weights."""

@@ -323,7 +323,8 @@ def _solve(problem: _Problem, tolerance: float, max_iterations: int) -> _Solutio
         best_x, best_y, gap = _better(problem, (x, y), (sum_x / since, sum_y / since))
         if gap.max() <= tolerance:
             break
-        # From the better point after a large decrease of the gap; when the last restart is long ago, after a small one or any.
+        # Restart from the better point if the gap fell far since the last restart. If that was long ago, a small fall is enough,
+        # and after the first iterations none is needed.
         long = since >= 0.36 * iteration
         restart = (gap <= 0.2 * from_gap) | (
             long & ((gap <= 0.8 * from_gap) | (iteration > 10 * CHECK_EVERY))

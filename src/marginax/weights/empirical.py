@@ -165,9 +165,9 @@ class EmpiricalMDP(eqx.Module):
             valid: which transitions count, for padding and for folds; all when omitted.
 
         Raises:
-            ValueError: for arrays of different shapes, and for indices that are no integers; on the host, for an index outside the tables, and if only a part of the
-                data has behaviour probabilities. In the dense form an index outside makes the frequencies of all pairs NaN that
-                the call counts.
+            ValueError: for arrays of different shapes, and for indices that are no integers; on the host, for an index outside the
+                tables, and if only a part of the data has behaviour probabilities. In the dense form, an index outside the tables
+                makes the frequencies NaN for all pairs that the call counts.
         """
         indices = {"states": states, "actions": actions, "next_states": next_states}
         others = {"ended": ended, "rewards": rewards, "first": first, "behaviour": behaviour, "valid": valid}
@@ -180,14 +180,15 @@ class EmpiricalMDP(eqx.Module):
     ) -> "EmpiricalMDP":
         if np.ndim(x) != 1:
             raise ValueError(f"states must be a flat array [N], got shape {np.shape(x)}")
-        counted = slice(None) if valid is None else np.asarray(valid, bool)
-        x, a, y = (np.asarray(indices, np.int64)[counted] for indices in (x, a, y))
-        goes_on = ~np.asarray(ended, bool)[counted]
+        x, a, y = (np.asarray(indices, np.int64) for indices in (x, a, y))
+        mask = None if valid is None else np.asarray(valid, bool)
+        goes_on = ~np.asarray(ended, bool) & (True if mask is None else mask)
         s, k = self.visits.shape
-        for name, indices, size in (("states", x, s), ("actions", a, k), ("next_states", y[goes_on], s)):
-            if indices.size and (indices.min() < 0 or indices.max() >= size):
-                bad = indices[(indices < 0) | (indices >= size)][0]
-                raise ValueError(f"{name} must lie in range({size}), but one of them is {bad}")
+        checks.indices("states", x, s, mask)
+        checks.indices("actions", a, k, mask)
+        checks.indices("next_states", y, s, goes_on)
+        counted = slice(None) if mask is None else mask
+        x, a, y, goes_on = x[counted], a[counted], y[counted], goes_on[counted]
         if x.size:
             self._check_logged(behaviour is not None)
         pair = x * k + a

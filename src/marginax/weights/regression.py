@@ -49,7 +49,7 @@ class Regression(eqx.Module):
         moment: their right-hand side, `[n, k]` or `[j, k]`.
         features: φ, `[S, k]`.
         start_features: ψ, `[n, j]` with `n = S*A` pairs or `S` states, or None.
-        visits: of each pair, how often it was a start, and its discounted returns to itself, `[2, S*A]`; None on states.
+        visits: how often each pair was a start, and the sum of its discounted returns to itself, `[2, S*A]`; None on states.
         discount: γ.
         ridge: added to the diagonal, relative to its mean.
         shape: `(S, A)`, on states `(S,)`.
