@@ -175,6 +175,13 @@ def test_indices_are_integers_and_may_be_none(dense):
     assert not empty.add([], [], [], ended=[], rewards=[], first=[]).visits.any()
 
 
+def test_a_prior_that_does_not_fit_is_refused_before_it_is_made(monkeypatch):
+    monkeypatch.setattr("marginax._checks.available_memory", lambda: 2**20)
+    with pytest.raises(ValueError, match=r"pseudo-counts of all transitions needs about .* use prior=0"):
+        EmpiricalMDP.empty(1000, 4).with_prior(0.1)
+    assert not EmpiricalMDP.empty(1000, 4).with_prior(0.0).visits.any()
+
+
 def test_bad_data_are_refused():
     empty = EmpiricalMDP.empty(2, 1)
     logged, not_logged = empty.add([0], [0], [0], [False], behaviour=[1.0]), empty.add([0], [0], [0], [False])

@@ -89,10 +89,9 @@ def saddle_point(
            [0.5, 0. ]])
     """
     model = model_of(trajectories, c, mu, discount, prior, start, on_states, all_states=features is not None)
-    weights, info = _estimate(
-        model, features, critic_features, radius, tolerance, max_iterations, quadratic=False
+    return _estimate(
+        model, features, critic_features, radius, tolerance, max_iterations, return_info, quadratic=False
     )
-    return (weights, info) if return_info else weights
 
 
 def fenchel(
@@ -145,10 +144,9 @@ def fenchel(
            [0.5, 0. ]])
     """
     model = model_of(trajectories, c, mu, discount, prior, start, on_states, all_states=features is not None)
-    weights, info = _estimate(
-        model, features, critic_features, radius, tolerance, max_iterations, quadratic=True
+    return _estimate(
+        model, features, critic_features, radius, tolerance, max_iterations, return_info, quadratic=True
     )
-    return (weights, info) if return_info else weights
 
 
 def _estimate(
@@ -158,10 +156,11 @@ def _estimate(
     radius: float,
     tolerance: float,
     max_iterations: int,
+    return_info: bool,
     *,
     quadratic: bool,
-) -> tuple[FloatArray, EstimateInfo]:
-    """The weights by the loss of `saddle_point`, or by the quadratic one of `fenchel`, and what stands behind them."""
+) -> FloatArray | tuple[FloatArray, EstimateInfo]:
+    """What `saddle_point` returns, or with ``quadratic`` `fenchel`."""
     tolerance = checks.positive("tolerance", tolerance)
     iterations = checks.count("max_iterations", max_iterations)
     if features is not None:
@@ -183,7 +182,8 @@ def _estimate(
         iterations=max(solution.iterations for _, solution in found),
         gap=max(solution.gap for _, solution in found),
     )
-    return model.spread(table if model.start is None else table[0]), info
+    weights = model.spread(table if model.start is None else table[0])
+    return (weights, info) if return_info else weights
 
 
 class _Problem(NamedTuple):

@@ -274,6 +274,7 @@ class EmpiricalMDP(eqx.Module):
         checks.non_negative("prior", pseudo)
         if not pseudo.any():
             return self  # a table [S, A, S] may be larger than the memory
+        checks.fits_in_memory("pseudo-counts of all transitions", s * a * s, instead="use prior=0")
         pseudo = np.broadcast_to(pseudo, (s, a, s))
         more: Any = (
             jnp.asarray(pseudo, self.visits.dtype) if self.dense else sp.csr_array(pseudo.reshape(s * a, s))
