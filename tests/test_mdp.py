@@ -304,6 +304,28 @@ def test_rows_that_sum_to_1_up_to_rounding_lose_and_gain_nothing(form):
     np.testing.assert_allclose(mdp.termination, np.repeat([[0.5, 0, 0]], 7, axis=0), atol=1e-6)
 
 
+class Tensor:
+    """An array of another library, such as PyTorch, whose types NumPy does not know."""
+
+    dtype = "torch.float32"
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.values, np.float32)
+
+
+def test_tensors_of_other_libraries_are_read_in_their_precision():
+    third = [[1 / 3, 1 / 3, 1 / 3]]
+    p = np.full((1, 3, 1), 0.5)
+    expected = TabularMDP(p, [[1.0, 2.0, 6.0]], 0.5).v_values(third)
+    found = TabularMDP(Tensor(p), Tensor([[1.0, 2.0, 6.0]]), 0.5, initial=Tensor([1.0])).v_values(
+        Tensor(third)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 def test_inputs_are_copied():
     r = np.array(R, dtype=float)
     mdp = TabularMDP(P, r, 0.9)

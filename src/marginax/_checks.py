@@ -36,7 +36,12 @@ def reals(name: str, value: ArrayLike) -> FloatArray:
         if given.dtype.kind in "cmMSU":
             raise TypeError(f"its entries are {given.dtype}")
         return np.array(given, dtype=np.float64, order="C")
-    except (TypeError, ValueError, OverflowError) as error:
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ) as error:  # RuntimeError: a tensor with a gradient
         raise ValueError(
             f"{name} must be an array of real numbers, got {type(value).__name__}: {error}"
         ) from None
@@ -76,7 +81,9 @@ def non_negative(name: str, values: np.ndarray) -> None:
 
 def tolerance(value: object) -> float:
     """How far sums of the probabilities in ``value`` may lie from 1: more where they come in single precision."""
-    dtype = np.dtype(value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype)
+    dtype = getattr(value, "dtype", None)
+    if not isinstance(dtype, np.dtype):  # a list, or a tensor of another library
+        dtype = np.asarray(value).dtype
     single = dtype.itemsize < 8 and dtype.kind not in "biu"
     return SINGLE_TOLERANCE if single else TOLERANCE
 

@@ -179,3 +179,10 @@ def test_what_is_no_sequence_of_numbers_is_named(value, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match="traces must be an array of real numbers, got"):
         losses.regression([1.0, 1.0], value, [0.9, 0.9])
+
+
+def test_deviances_refuse_powers_above_2_and_negative_shifts():
+    with pytest.raises(ValueError, match="power must be at most 2, got 3"):
+        losses.deviance([0.0], [1.0], power=3)
+    with pytest.raises(ValueError, match=r"shift must be at least 0, got -0.1"):
+        losses.deviance([0.0], [1.0], power=1, shift=-0.1)

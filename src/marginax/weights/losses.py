@@ -24,6 +24,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
+from marginax import _checks as checks
+
 
 def cumulative(traces: ArrayLike, cut: ArrayLike | None = None) -> tuple[Float[Array, "T"], Bool[Array, "T"]]:
     r"""The products $C_t = c_1 \cdots c_t$, with $C_0 = 1$, and which steps are reached before a cut.
@@ -88,13 +90,15 @@ def deviance(
         scores: f.
         products: C, not negative.
         power: p, at most 2.
-        shift: s; must be positive for p = 2 if a product may be zero.
+        shift: s, not negative; must be positive for p = 2 if a product may be zero.
 
     >>> deviance(jnp.log(jnp.array([1.0, 2.0, 4.0])), jnp.full(3, 2.0), power=2)
     Array([2.       , 1.6931472, 1.8862944], dtype=float32)
     """
+    if not power <= 2:
+        raise ValueError(f"power must be at most 2, got {power}")
     scores, products = jnp.asarray(scores), jnp.asarray(products)
-    if shift:
+    if checks.at_least("shift", shift, 0.0):
         scores, products = jnp.logaddexp(scores, jnp.log(shift)), products + shift
     if power == 1:
         return jnp.exp(scores) - products * scores
