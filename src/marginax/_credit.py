@@ -53,7 +53,7 @@ class Dense(Credit):
         return (self.values @ error.reshape(size, -1)).reshape(error.shape)
 
     def matrix(self) -> FloatArray:
-        return self.values
+        return self.values.copy()
 
 
 @dataclass(frozen=True, eq=False)

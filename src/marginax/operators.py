@@ -98,7 +98,7 @@ class Operator:
     @property
     def policy(self) -> FloatArray:
         """The policy whose values it evaluates ``[S, A]``: π, or for V-trace ``π_ρ ∝ μ ρ``."""
-        return self.bellman.evaluated_policy()
+        return self.bellman.evaluated_policy().copy()
 
     def iterate(self, q: ArrayLike, steps: int) -> FloatArray:
         """The sequence ``q, T q, T² q, …`` of repeated applications.

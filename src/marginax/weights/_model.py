@@ -18,7 +18,7 @@ from marginax.weights.empirical import EmpiricalMDP
 
 
 class EstimateInfo(NamedTuple):
-    """What stands behind an estimate of TD weights."""
+    """How an estimate of TD weights was made."""
 
     behaviour: str
     """Where μ came from: "given" as an argument, "logged" with the data, or estimated from "counts"."""

@@ -160,7 +160,7 @@ def _estimate(
     *,
     quadratic: bool,
 ) -> FloatArray | tuple[FloatArray, EstimateInfo]:
-    """What `saddle_point` returns, or with ``quadratic`` `fenchel`."""
+    """What `saddle_point` returns; with ``quadratic`` what `fenchel` returns."""
     tolerance = checks.positive("tolerance", tolerance)
     iterations = checks.count("max_iterations", max_iterations)
     if features is not None:
