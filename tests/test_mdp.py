@@ -100,6 +100,50 @@ def test_iteration_survives_a_breakdown_of_bicgstab(monkeypatch):
     np.testing.assert_allclose(Resolvent(kernel, 0.9)(b), expected, atol=1e-9)
 
 
+@pytest.mark.parametrize("discount", [0.99999, 0.9999999])
+def test_iteration_ends_where_rounding_hides_the_bound(discount, monkeypatch):
+    """For γ near 1 the residual that the bound asks for is smaller than the rounding of one sweep."""
+    monkeypatch.setattr("marginax._solve.DIRECT_LIMIT", 0)
+    mdp, pi, _ = library.garnet(300, 2, 2, seed=0, discount=discount, sparse=True)
+    paths = Resolvent(mdp.state_kernel(pi), discount)
+    system = np.eye(300) - discount * paths.kernel.toarray()
+    b = (pi * mdp.r).sum(axis=1)
+    for found, expected in (
+        (paths(b), np.linalg.solve(system, b)),
+        (paths.transposed(b), np.linalg.solve(system.T, b)),
+    ):
+        np.testing.assert_allclose(found, expected, atol=1e-14 / (1 - discount) * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e12])
+def test_optimal_values_do_not_depend_on_the_unit_of_rewards(scale):
+    """A large reward so far away that value iteration stops before it is seen from the other end of a line."""
+    size, discount = 2600, 0.9999
+    state, action = np.divmod(np.arange(2 * size), 2)
+    after = np.clip(state + 2 * action - 1, 0, size - 1)
+    p = sp.csr_array((np.ones(2 * size), (np.arange(2 * size), after)), shape=(2 * size, size))
+    r = np.zeros((size, 2))
+    r[0, 0], r[-1, 1] = 1e-3 * scale, scale
+    q = TabularMDP(p, r, discount).optimal_values()
+    always_right = discount ** np.arange(size - 1, -1, -1) * scale / (1 - discount)
+    np.testing.assert_allclose(q.max(axis=1), always_right, rtol=1e-9)
+
+
+def test_policy_iteration_ends_where_rounding_is_all_that_tells_actions_apart():
+    """All actions of a state do the same, rewards are large, and the value of state 0 is nearly zero."""
+    generator = np.random.default_rng(45)
+    p = generator.dirichlet(np.full(12, 0.3), (12, 1)).repeat(6, axis=1)
+    p *= 1 + 1e-16 * generator.normal(size=p.shape)
+    r = np.repeat(generator.normal(size=(12, 1)) * 1e12, 6, axis=1)
+    r *= 1 + 1e-16 * generator.normal(size=r.shape)
+    uniform = policies.uniform(12, 6)
+    r -= (1 - 0.999) * TabularMDP(p, r, 0.999).v_values(uniform)[0]
+    mdp = TabularMDP(p, r, 0.999)
+    np.testing.assert_allclose(
+        mdp.optimal_values(), mdp.q_values(uniform), atol=1e-10 * np.abs(r).max() * 1000
+    )
+
+
 @given(problems(support=False))
 def test_optimal_values_solve_the_optimality_equation(problem):
     mdp, pi, _ = problem
@@ -173,6 +217,28 @@ def test_bad_starts_are_named(start):
         TabularMDP(P, R, 0.9).credit_row(np.ones((2, 2)), start)
 
 
+@pytest.mark.parametrize("method", ["state_kernel", "credit", "credit_row"])
+def test_bad_measures_are_named(method):
+    call = getattr(TabularMDP(P, R, 0.9), method)
+    start = ((0, 0),) if method == "credit_row" else ()
+    for measure, sentence in (
+        (np.ones((1, 2)), r"measure must have shape \(2, 2\), got \(1, 2\)"),
+        (np.full((2, 2), np.nan), r"measure must be finite, but measure\[0, 0\] = nan"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            call(measure, *start)
+    if start or method == "credit":
+        with pytest.raises(ValueError, match="measure is too large: its sum over time does not converge"):
+            call(np.full((2, 2), 5.0), *start)
+
+
+def test_an_expectation_over_successors_takes_values_of_states():
+    for p in (P, sp.csr_array(np.reshape(P, (4, 2)))):
+        for v in (np.ones(3), np.ones((1, 2)), np.ones((2, 2, 2))):
+            with pytest.raises(ValueError, match=r"v must have shape \(2,\) or \(2, k\), got"):
+                TabularMDP(p, R, 0.9).expect_next(v)
+
+
 def read_only(values):
     values.setflags(write=False)
     return values
@@ -238,6 +304,28 @@ def test_rows_that_sum_to_1_up_to_rounding_lose_and_gain_nothing(form):
     np.testing.assert_allclose(mdp.termination, np.repeat([[0.5, 0, 0]], 7, axis=0), atol=1e-6)
 
 
+class Tensor:
+    """An array of another library, such as PyTorch, whose types NumPy does not know."""
+
+    dtype = "torch.float32"
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.values, np.float32)
+
+
+def test_tensors_of_other_libraries_are_read_in_their_precision():
+    third = [[1 / 3, 1 / 3, 1 / 3]]
+    p = np.full((1, 3, 1), 0.5)
+    expected = TabularMDP(p, [[1.0, 2.0, 6.0]], 0.5).v_values(third)
+    found = TabularMDP(Tensor(p), Tensor([[1.0, 2.0, 6.0]]), 0.5, initial=Tensor([1.0])).v_values(
+        Tensor(third)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 def test_inputs_are_copied():
     r = np.array(R, dtype=float)
     mdp = TabularMDP(P, r, 0.9)
@@ -272,6 +360,10 @@ def test_policies():
     expected = np.exp(q / 2) / np.exp(q / 2).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(policies.softmax(q, 2.0), expected)
     np.testing.assert_allclose(policies.softmax([[1000.0, 0.0]], 0.01), [[1.0, 0.0]])
+    np.testing.assert_allclose(policies.softmax([[1e308, -1e308]]), [[1.0, 0.0]])
+    for call in (policies.greedy, policies.softmax):
+        with pytest.raises(ValueError, match=r"q must have at least one action, got shape \(2, 0\)"):
+            call(np.zeros((2, 0)))
     for bad in (
         lambda: policies.softmax(q, 0.0),
         lambda: policies.deterministic([3], 3),

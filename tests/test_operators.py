@@ -520,3 +520,20 @@ def test_an_operator_composes_with_operators_only(other):
         one_step(mdp, pi) @ other
     with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for @"):
         other @ one_step(mdp, pi)
+
+
+def test_what_an_operator_returns_may_be_changed_without_changing_it():
+    mdp, pi, mu = library.chain(n=3, actions=2)
+    c = traces.retrace(pi, mu)
+    for op in (
+        one_step(mdp, pi),
+        multi_step(mdp, pi, mu, c),
+        marginalized(mdp, pi, mu, weights.exact(mdp, mu, c)),
+        vtrace(mdp, mu, c, c),
+        marginalized_vtrace(mdp, mu, weights.exact_states(mdp, mu, c), c),
+    ):
+        q = np.ones(op.shape)
+        before = op(q)
+        for returned in (op.credit(), op.residual(), op.policy, op.fixed_point(), op(q)):
+            returned *= 0.5
+        np.testing.assert_array_equal(op(q), before)

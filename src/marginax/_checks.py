@@ -29,14 +29,27 @@ def where(index: Iterable[Any]) -> str:
     return f"[{numbers}]" if numbers else ""
 
 
-def array(name: str, value: ArrayLike, shape: Sequence[int | None] | None = None) -> FloatArray:
-    """Returns ``value`` as a new float64 array in C order, all entries finite, of the given shape (``None``: any length)."""
+def reals(name: str, value: ArrayLike) -> FloatArray:
+    """Returns ``value`` as a new float64 array in C order, whose entries need not be finite."""
     try:
-        result = np.array(value, dtype=np.float64, order="C")
-    except (TypeError, ValueError) as error:
+        given = np.asarray(value)
+        if given.dtype.kind in "cmMSU":
+            raise TypeError(f"its entries are {given.dtype}")
+        return np.array(given, dtype=np.float64, order="C")
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ) as error:  # RuntimeError: a tensor with a gradient
         raise ValueError(
             f"{name} must be an array of real numbers, got {type(value).__name__}: {error}"
         ) from None
+
+
+def array(name: str, value: ArrayLike, shape: Sequence[int | None] | None = None) -> FloatArray:
+    """Returns ``value`` as a new float64 array in C order, all entries finite, of the given shape (``None``: any length)."""
+    result = reals(name, value)
     if shape is not None:
         shaped(name, result.shape, shape)
     finite(name, result)
@@ -68,7 +81,9 @@ def non_negative(name: str, values: np.ndarray) -> None:
 
 def tolerance(value: object) -> float:
     """How far sums of the probabilities in ``value`` may lie from 1: more where they come in single precision."""
-    dtype = np.dtype(value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype)
+    dtype = getattr(value, "dtype", None)
+    if not isinstance(dtype, np.dtype):  # a list, or a tensor of another library
+        dtype = np.asarray(value).dtype
     single = dtype.itemsize < 8 and dtype.kind not in "biu"
     return SINGLE_TOLERANCE if single else TOLERANCE
 
@@ -101,8 +116,10 @@ def discount(value: Any, name: str = "discount") -> float:
 def number(name: str, value: Any, *, infinite: bool = False) -> float:
     """Returns ``value`` as a float, which must be finite unless ``infinite``."""
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError
         result = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a number, got {value!r}") from None
     if not (infinite or np.isfinite(result)):
         raise ValueError(f"{name} must be finite, got {value}")

@@ -53,7 +53,7 @@ class Dense(Credit):
         return (self.values @ error.reshape(size, -1)).reshape(error.shape)
 
     def matrix(self) -> FloatArray:
-        return self.values
+        return self.values.copy()
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,13 +144,14 @@ def trace_array(mdp: TabularMDP, c: ArrayLike) -> FloatArray:
     return checks.array("c", c, mdp.r.shape)
 
 
-def converging(mdp: TabularMDP, measure: FloatArray) -> Traced:
-    """The credit of Markovian traces, refused where its sum over time diverges."""
+def converging(mdp: TabularMDP, measure: FloatArray, states: np.ndarray | None = None) -> Traced:
+    """The credit of Markovian traces, refused where its sum over time diverges; ``states`` are what errors call those of the MDP."""
     credit = Traced(mdp, measure)
     if not credit.paths.converges:
-        state = int(np.argmax(np.abs(measure).sum(axis=1)))
+        expected = np.abs(measure).sum(axis=1)
+        largest = int(np.argmax(expected))
         raise ValueError(
             "c is too large: the sum over time of its traces does not converge (condition C.1); the largest expected trace, "
-            f"sum over a of mu |c|, is {np.abs(measure[state]).sum():.6g} in state {state}"
+            f"sum over a of mu |c|, is {expected[largest]:.6g} in state {largest if states is None else states[largest]}"
         )
     return credit

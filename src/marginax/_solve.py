@@ -205,10 +205,15 @@ class Resolvent:
         return self._sweep(kernel, b, y, order)
 
     def _sweep(self, kernel: Any, b: FloatArray, y: FloatArray, order: float) -> FloatArray:
+        rounding = np.finfo(float).eps * (1 + np.diff(kernel.indptr).max(initial=0))
+        change = np.inf
         while True:
             new = b + kernel @ y
-            change = float(np.linalg.norm(new - y, order))
+            previous, change = change, float(np.linalg.norm(new - y, order))
             y = new
             scale = max(float(np.linalg.norm(y, order)), 1e-300)
             if change * self.gain <= RELATIVE_ERROR * (1.0 - self.gain) * scale:
+                return y
+            # For γ near 1 the bound is below the rounding of one sweep: then stop when sweeps change y no less than before.
+            if not change > rounding * scale and not change < previous:
                 return y

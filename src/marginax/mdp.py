@@ -131,6 +131,11 @@ class TabularMDP:
             >>> TabularMDP([[[0.5]]], [[1.0]], 0.9).expect_next(np.array([2.0]))
             array([[1.]])
         """
+        v = np.asarray(v)
+        if v.ndim not in (1, 2) or len(v) != self.num_states:
+            raise ValueError(
+                f"v must have shape ({self.num_states},) or ({self.num_states}, k), got {v.shape}"
+            )
         if not self.is_sparse:
             return self.p @ v
         return (self.p @ v).reshape(self.num_states, self.num_actions, *v.shape[1:])
@@ -150,6 +155,7 @@ class TabularMDP:
             >>> TabularMDP([[[0.5]]], [[1.0]], 0.9).state_kernel(np.array([[1.0]]))
             array([[0.5]])
         """
+        measure = checks.array("measure", measure, self.r.shape)
         if not self.is_sparse:
             return np.einsum("xa,xay->xy", measure, self.p)
         # Rows x*A, …, x*A + A-1 lie side by side in CSR, so a state's row is their concatenation.
@@ -218,6 +224,9 @@ class TabularMDP:
         Returns:
             ``[S, A, S, A]``.
 
+        Raises:
+            ValueError: if the sum over time does not converge.
+
         Example:
             >>> TabularMDP([[[1.0]]], [[1.0]], 0.5).credit(np.array([[1.0]])).item()
             2.0
@@ -229,8 +238,7 @@ class TabularMDP:
             copies=2,
             instead="ask for one row (start=) or apply the operator",
         )
-        paths = Resolvent(self.state_kernel(measure), self.discount).matrix()
-        spread = self.discount * self.expect_next(paths)
+        spread = self.discount * self.expect_next(self._paths(measure).matrix())
         result = np.einsum("xay,yb->xayb", spread, measure)
         result.reshape(pairs, pairs)[np.diag_indices(pairs)] += 1.0
         return result
@@ -249,8 +257,8 @@ class TabularMDP:
             >>> TabularMDP([[[1.0]]], [[1.0]], 0.5).credit_row(np.array([[1.0]]), (0, 0))
             array([[2.]])
         """
-        flow = Resolvent(self.state_kernel(measure), self.discount).transposed(self.successors(start))
-        result = self.discount * flow[:, None] * measure
+        flow = self._paths(measure).transposed(self.successors(start))
+        result = self.discount * flow[:, None] * np.asarray(measure)
         result[self.pair(start)] += 1.0
         return result
 
@@ -325,12 +333,19 @@ class TabularMDP:
         best = q.argmax(axis=1)
         while True:
             q = self.q_values(np.eye(self.num_actions)[best])
-            # Change an action only for a real gain, so that rounding cannot make ties alternate.
+            # Change an action only for a gain above the rounding of the largest value, so that ties cannot alternate.
             current = np.take_along_axis(q, best[:, None], axis=1)[:, 0]
-            improved = q.max(axis=1) > current + 1e-10 * (1.0 + np.abs(current))
+            improved = q.max(axis=1) > current + 1e-10 * np.abs(q).max()
             if not improved.any():
                 return q
             best = np.where(improved, q.argmax(axis=1), best)
+
+    def _paths(self, measure: FloatArray) -> Resolvent:
+        """The resolvent on states of a measure over actions."""
+        paths = Resolvent(self.state_kernel(measure), self.discount)
+        if not paths.converges:
+            raise ValueError("measure is too large: its sum over time does not converge")
+        return paths
 
     def _dense(self, p: Any) -> FloatArray:
         states, actions = self.r.shape
@@ -370,3 +385,10 @@ class TabularMDP:
             else:
                 self.p *= scale[..., None]
         return np.where(closed, 0.0, 1.0 - total)
+
+
+def policy_of(mdp: TabularMDP, name: str, value: ArrayLike) -> FloatArray:
+    """Checks ``mdp`` and a policy of it, which is returned as a float64 copy ``[S, A]``."""
+    if not isinstance(mdp, TabularMDP):
+        raise ValueError(f"mdp must be a TabularMDP, got {type(mdp).__name__}")
+    return mdp.policy(name, value)

@@ -20,7 +20,7 @@ from marginax._bellman import Bellman, PairBellman, StateBellman
 from marginax._checks import FloatArray
 from marginax._credit import Composed, Credit, Dense, Identity, StateTraced, Timed, converging, trace_array
 from marginax._solve import Resolvent
-from marginax.mdp import TabularMDP
+from marginax.mdp import TabularMDP, policy_of
 
 __all__ = ["Operator", "marginalized", "marginalized_vtrace", "multi_step", "one_step", "vtrace"]
 
@@ -98,7 +98,7 @@ class Operator:
     @property
     def policy(self) -> FloatArray:
         """The policy whose values it evaluates ``[S, A]``: π, or for V-trace ``π_ρ ∝ μ ρ``."""
-        return self.bellman.evaluated_policy()
+        return self.bellman.evaluated_policy().copy()
 
     def iterate(self, q: ArrayLike, steps: int) -> FloatArray:
         """The sequence ``q, T q, T² q, …`` of repeated applications.
@@ -235,7 +235,7 @@ def one_step(mdp: TabularMDP, pi: ArrayLike) -> Operator:
         >>> one_step(TabularMDP([[[1.0]]], [[1.0]], 0.5), [[1.0]])([[4.0]])
         array([[3.]])
     """
-    bellman = PairBellman(mdp, mdp.policy("pi", pi))
+    bellman = PairBellman(mdp, policy_of(mdp, "pi", pi))
     return Operator("one-step", bellman, Identity(mdp.r.size), residual_is_non_negative=True)
 
 
@@ -262,8 +262,8 @@ def multi_step(mdp: TabularMDP, pi: ArrayLike, mu: ArrayLike, c: ArrayLike) -> O
         >>> bool(abs(op(0 * mdp.r) - mdp.q_values(pi)).max() < 1e-12)
         True
     """
-    bellman = PairBellman(mdp, mdp.policy("pi", pi))
-    measure = mdp.policy("mu", mu) * trace_array(mdp, c)
+    bellman = PairBellman(mdp, policy_of(mdp, "pi", pi))
+    measure = policy_of(mdp, "mu", mu) * trace_array(mdp, c)
     non_negative = bool(measure.min(initial=0.0) >= 0.0 and (measure <= bellman.pi * (1.0 + 1e-12)).all())
     if measure.ndim == 3:
         return Operator("multi-step with time-dependent traces", bellman, Timed(mdp, measure), non_negative)
@@ -291,8 +291,8 @@ def marginalized(mdp: TabularMDP, pi: ArrayLike, mu: ArrayLike, w: ArrayLike) ->
         >>> bool(abs(same).max() < 1e-12)
         True
     """
-    bellman = PairBellman(mdp, mdp.policy("pi", pi))
-    behaviour = mdp.policy("mu", mu)
+    bellman = PairBellman(mdp, policy_of(mdp, "pi", pi))
+    behaviour = policy_of(mdp, "mu", mu)
     size = mdp.r.size
     weights = checks.array("w", w, mdp.r.shape * 2).reshape(size, size)
     credit = mdp.credit(behaviour).reshape(size, size) * weights
@@ -319,10 +319,9 @@ def vtrace(mdp: TabularMDP, mu: ArrayLike, c: ArrayLike, rho: ArrayLike) -> Oper
         True
     """
     bellman = _state_bellman(mdp, mu, rho)
-    behaviour = mdp.policy("mu", mu)
     traces = checks.array("c", c, mdp.r.shape)
-    credit = StateTraced(converging(mdp, behaviour * traces).paths)
-    support = behaviour > 0.0
+    credit = StateTraced(converging(mdp, bellman.mu * traces).paths)
+    support = bellman.mu > 0.0
     non_negative = bool(
         bellman.scale.max() <= 1.0 + 1e-12
         and (traces[support] >= 0.0).all()
@@ -355,11 +354,12 @@ def marginalized_vtrace(mdp: TabularMDP, mu: ArrayLike, w: ArrayLike, rho: Array
     bellman = _state_bellman(mdp, mu, rho)
     states = mdp.num_states
     weights = checks.array("w", w, (states, states))
-    visits = StateTraced(Resolvent(mdp.state_kernel(mdp.policy("mu", mu)), mdp.discount)).matrix()
+    visits = StateTraced(Resolvent(mdp.state_kernel(bellman.mu), mdp.discount)).matrix()
     return Operator("marginalized V-trace", bellman, Dense(visits * weights), residual_is_non_negative=False)
 
 
 def _state_bellman(mdp: TabularMDP, mu: ArrayLike, rho: ArrayLike) -> StateBellman:
+    behaviour = policy_of(mdp, "mu", mu)
     values = checks.array("rho", rho, mdp.r.shape)
     checks.non_negative("rho", values)
-    return StateBellman(mdp, mdp.policy("mu", mu), values)
+    return StateBellman(mdp, behaviour, values)

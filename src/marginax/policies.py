@@ -87,7 +87,7 @@ def greedy(q: ArrayLike) -> FloatArray:
         >>> greedy([[0.0, 2.0, 1.0]])
         array([[0., 1., 0.]])
     """
-    values = checks.array("q", q, (None, None))
+    values = _values(q)
     return np.eye(values.shape[1])[values.argmax(axis=1)]
 
 
@@ -123,8 +123,15 @@ def softmax(q: ArrayLike, temperature: float = 1.0) -> FloatArray:
         >>> softmax([[0.0, 0.0]])
         array([[0.5, 0.5]])
     """
-    values = checks.array("q", q, (None, None))
+    values = _values(q)
     scale = checks.positive("temperature", temperature)
-    with np.errstate(under="ignore"):
+    with np.errstate(under="ignore", over="ignore"):  # a difference of -inf has probability 0
         weights = np.exp((values - values.max(axis=1, keepdims=True)) / scale)
     return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _values(q: ArrayLike) -> FloatArray:
+    values = checks.array("q", q, (None, None))
+    if not values.shape[1]:
+        raise ValueError(f"q must have at least one action, got shape {values.shape}")
+    return values

@@ -44,7 +44,7 @@ class Interval:
         return Interval(self.low - below, self.high + above, self.level)
 
     def holding(self, other: Interval) -> Interval:
-        """The least interval that holds this one and another."""
+        """The smallest interval that contains both this one and another."""
         return Interval(min(self.low, other.low), max(self.high, other.high), self.level)
 
     def __contains__(self, value: float) -> bool:
@@ -80,13 +80,11 @@ def bootstrap(
     >>> print(f"{interval.low:.2f} {interval.high:.2f}")
     43.82 54.95
     """
-    arrays = [np.asarray(each, float) for each in (values if isinstance(values, tuple) else (values,))]
+    arrays = [checks.reals("values", each) for each in (values if isinstance(values, tuple) else (values,))]
     counts = [array.shape[0] if array.ndim else 0 for array in arrays]
     if len(set(counts)) != 1 or not counts[0]:
         raise ValueError(f"values must have the same, non-zero number of rows, got {counts}")
-    if not 0 < checks.number("level", level) < 1:
-        raise ValueError(f"level must lie in (0, 1), got {level}")
-    checks.count("replicates", replicates)
+    _check_settings(level, replicates, seed)
     rows = np.random.default_rng(seed).integers(counts[0], size=(replicates, counts[0]))
     found = np.array([statistic(*(array[row] for array in arrays)) for row in rows])
     low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2], axis=0)
@@ -100,7 +98,10 @@ def interquartile_mean(values: ArrayLike, axis: int = 0) -> Any:
     >>> float(interquartile_mean([0.0, 1.0, 2.0, 100.0]))
     1.5
     """
-    ordered = np.sort(np.moveaxis(np.asarray(values, float), axis, 0), axis=0)
+    numbers = checks.reals("values", values)
+    if not -numbers.ndim <= checks.whole("axis", axis) < numbers.ndim:
+        raise ValueError(f"axis must be an axis of values, which have {numbers.ndim}, got {axis}")
+    ordered = np.sort(np.moveaxis(numbers, axis, 0), axis=0)
     count = len(ordered)
     if count == 0:
         raise ValueError("values must have at least one entry along the axis, got none")
@@ -111,7 +112,7 @@ def interquartile_mean(values: ArrayLike, axis: int = 0) -> Any:
 
 def studentised_bootstrap(
     value: float,
-    influence: np.ndarray,
+    influence: ArrayLike,
     *,
     level: float = 0.95,
     replicates: int = 1000,
@@ -135,10 +136,14 @@ def studentised_bootstrap(
     >>> bool(-0.13 < interval.low < -0.1) and bool(0.1 < interval.high < 0.13)
     True
     """
-    n = len(influence)
-    psi = influence - influence.mean()
+    _check_settings(level, replicates, seed)
+    value, psi = checks.number("value", value, infinite=True), checks.reals("influence", influence)
+    if psi.ndim != 1:
+        raise ValueError(f"influence must have shape [G], got {psi.shape}")
+    n = len(psi)
     if n < 2:
         return Interval(-np.inf, np.inf, level)
+    psi = psi - psi.mean()
     error = psi.std(ddof=1) / np.sqrt(n)
     if not np.isfinite(error):
         return Interval(-np.inf, np.inf, level)
@@ -155,6 +160,13 @@ def studentised_bootstrap(
     both = max(float(np.quantile(np.abs(t), level, method="nearest")), NormalDist().inv_cdf(1 - tail))
     below, above = np.minimum(np.maximum(sides, both), _MOST) * error
     return Interval(float(value - below), float(value + above), level)
+
+
+def _check_settings(level: float, replicates: int, seed: int) -> None:
+    if not 0 < checks.number("level", level) < 1:
+        raise ValueError(f"level must lie in (0, 1), got {level}")
+    checks.count("replicates", replicates)
+    checks.count("seed", seed, least=0)
 
 
 def rounding(value: float, scale: float = 1.0) -> float:

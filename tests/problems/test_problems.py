@@ -121,6 +121,11 @@ STAYS = [(1.0, 0, 0.0, False)]
         ({0: {0: STAYS}, 1: {0: STAYS, 1: STAYS}}, {}, r"there is no P\[0\]\[1\]"),
         ({0: {0: [(0.5, 0, 1.0, True)]}}, {}, r"chances in P\[0\]\[0\] must sum to 1, but sum to 0.5"),
         ({0: {0: [(1.0, 1, 0.0, False)]}}, {}, r"successors in P\[0\]\[0\] must lie in range\(1\), got 1"),
+        (
+            {0: {0: [(1.0, 0, 0.0)]}},
+            {},
+            r"P\[0\]\[0\] must hold tuples \(chance, successor, reward, terminated\)",
+        ),
     ],
 )
 def test_a_table_that_says_too_little_is_refused(table, options, message):
@@ -128,6 +133,13 @@ def test_a_table_that_says_too_little_is_refused(table, options, message):
     environment = SimpleNamespace(P=table, initial_state_distrib=np.eye(max(1, len(table)))[0])
     with pytest.raises(ValueError, match=message):
         problems.from_gymnasium(environment, **options)
+
+
+def test_a_table_without_a_start_distribution_is_refused():
+    pytest.importorskip("gymnasium")
+    environment = SimpleNamespace(P={0: {0: [(1.0, 0, 0.0, True)]}})
+    with pytest.raises(ValueError, match="environment must have a start distribution initial_state_distrib"):
+        problems.from_gymnasium(environment)
 
 
 @pytest.mark.parametrize(

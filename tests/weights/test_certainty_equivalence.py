@@ -234,3 +234,15 @@ def test_logged_probabilities_outside_their_range_are_refused():
 def test_traces_that_diverge_are_refused():
     with pytest.raises(ValueError, match="c is too large"):
         certainty_equivalence(batch(), np.full((5, 2), 3.0))
+
+
+def test_traces_that_diverge_name_the_state_by_its_number_in_the_tables():
+    """States 3 and 5 of 6 swap; the others are not in the data."""
+    one = np.ones(2, np.float32)
+    states = np.array([3, 5])
+    data = mx.trajectories.Trajectory(
+        states, 0 * states, one, 0.9 * one, states[::-1], one < 0, None, one > 0
+    )
+    c = np.array([[1.0], [1.0], [1.0], [1.0], [1.0], [3.0]])
+    with pytest.raises(ValueError, match=r"is 3 in state 5$"):
+        certainty_equivalence(data, c, mu=np.ones((6, 1)))

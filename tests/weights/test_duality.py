@@ -45,6 +45,24 @@ def test_as_tables_both_agree_with_certainty_equivalence(estimate, seed, episode
     assert info.behaviour == ("logged" if logged else "counts")
 
 
+@BOTH
+def test_traces_above_the_ratio_where_episodes_end_are_not_cut_off(estimate):
+    """0 -> 1 -> the end with γ = 1/2 and c = 5 on arrival: the credit of 1 is more than that of any path from a state."""
+    one = np.ones(2, np.float32)
+    data = mx.trajectories.Trajectory(
+        np.array([0, 1]),
+        np.array([0, 0]),
+        one,
+        np.float32([0.5, 0.0]),
+        np.array([1, 0]),
+        one < 0,
+        None,
+        one > 0,
+    )
+    w = estimate(data, [[1.0], [5.0]], mu=np.ones((2, 1)), tolerance=1e-9)
+    np.testing.assert_allclose(w[:, 0, :, 0], [[1, 5], [0, 1]], atol=1e-5)
+
+
 @BOTH_STATES
 def test_on_states_too(estimate):
     data = batch()
@@ -196,6 +214,7 @@ def test_says_when_the_gap_was_not_reached(estimate):
         ({"tolerance": 0.0}, "tolerance must be positive"),
         ({"max_iterations": 0}, "max_iterations must be at least 1"),
         ({"features": np.ones((4, 2, 1))}, r"features must have shape \(5, 2, any\)"),
+        ({"features": np.ones((5, 2, 0))}, r"features must have at least one column, got shape \(5, 2, 0\)"),
         ({"features": np.ones((5, 2, 1)), "radius": -1.0}, "radius must be positive, got -1"),
         ({"critic_features": np.ones((5, 2, 1))}, "critic_features needs features"),
     ],

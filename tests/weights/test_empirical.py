@@ -175,6 +175,13 @@ def test_indices_are_integers_and_may_be_none(dense):
     assert not empty.add([], [], [], ended=[], rewards=[], first=[]).visits.any()
 
 
+def test_a_prior_that_does_not_fit_is_refused_before_it_is_made(monkeypatch):
+    monkeypatch.setattr("marginax._checks.available_memory", lambda: 2**20)
+    with pytest.raises(ValueError, match=r"pseudo-counts of all transitions needs about .* use prior=0"):
+        EmpiricalMDP.empty(1000, 4).with_prior(0.1)
+    assert not EmpiricalMDP.empty(1000, 4).with_prior(0.0).visits.any()
+
+
 def test_bad_data_are_refused():
     empty = EmpiricalMDP.empty(2, 1)
     logged, not_logged = empty.add([0], [0], [0], [False], behaviour=[1.0]), empty.add([0], [0], [0], [False])
@@ -182,7 +189,7 @@ def test_bad_data_are_refused():
         with pytest.raises(ValueError, match="behaviour probabilities are present in one part"):
             one.merge(other)
     assert logged.merge(empty).has_behaviour and empty.merge(logged).has_behaviour
-    with pytest.raises(ValueError, match=r"next_states must lie in range\(2\), but one of them is 2"):
+    with pytest.raises(ValueError, match=r"next_states must lie in range\(2\), but next_states\[0\] = 2"):
         empty.add([0], [0], [2], ended=[False])
     with pytest.raises(ValueError, match=r"states must be a flat array \[N\], got shape \(1, 1\)"):
         empty.add([[0]], [[0]], [[0]], ended=[[False]])

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import optax
 import pytest
@@ -188,3 +189,10 @@ def test_weights_are_normalised_over_the_entries_that_count():
 def test_settings_that_give_no_loss_are_refused(setting, message):
     with pytest.raises(ValueError, match=message):
         losses.path_deviance([0.0] * 4, [1.0] * 4, [0.9] * 4, **setting)
+
+
+@pytest.mark.parametrize("value", ["abc", None, {}, [1j, 1j]])
+def test_what_is_no_sequence_of_numbers_is_named(value, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match="traces must be an array of real numbers, got"):
+        losses.regression([1.0, 1.0], value, [0.9, 0.9])

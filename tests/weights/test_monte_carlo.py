@@ -143,11 +143,19 @@ def test_refuses(arguments, words):
         monte_carlo(batch(), **arguments)
 
 
-def test_refuses_several_discounts():
-    data = batch()
-    mixed = np.where(np.arange(12) == 3, 0.5, np.asarray(data.discounts)).astype(np.float32)
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0.5, "must be 0 or one value, but they hold both 0.5 and 0.89"),
+        (np.nan, r"must be finite, but trajectories.discounts\[0, 3\] = nan"),
+    ],
+)
+def test_refuses_discounts_that_differ_or_are_missing(value, words):
+    data = batch(episodes=200)
+    mixed = np.where(np.arange(12) == 3, value, np.asarray(data.discounts)).astype(np.float32)
     data = mx.trajectories.Trajectory(
         data.states, data.actions, data.rewards, mixed, data.next_states, data.truncated, None, data.valid
     )
-    with pytest.raises(ValueError, match=r"must be 0 or one value, but they hold both 0.5 and 0.89"):
+    assert data.valid[0, 3]
+    with pytest.raises(ValueError, match=words):
         monte_carlo(data, C)

@@ -109,6 +109,12 @@ def test_converges_to_exact_weights_that_the_features_hold():
         ({"features": FEATURES[:3]}, r"features must have shape \(5, any\), got \(3, 3\)"),
         ({"start_features": START_FEATURES}, "start_features needs features"),
         ({"features": FEATURES, "ridge": -1.0}, "ridge must be at least 0"),
+        ({"features": np.ones((5, 2)), "ridge": 0.0}, "ridge = 0.0 is too small: .* linearly dependent"),
+        ({"features": np.ones((5, 0))}, r"features must have at least one column, got shape \(5, 0\)"),
+        (
+            {"features": FEATURES, "start_features": FEATURES},
+            r"start_features must have shape \(5, 2, any\), got \(5, 3\)",
+        ),
         ({"features": FEATURES, "start": (0, 7)}, r"start\[1\] must lie in range\(2\), got 7"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -17,8 +17,6 @@ import scipy.sparse as sp
 
 from marginax import _checks as checks
 
-__all__ = ["Program", "ProgramError", "progress_bar"]
-
 TOLERANCE = 1e-10  # HiGHS's own feasibility tolerances; the smallest it accepts
 
 _STRATEGIES = {"dual": 1, "primal": 4}

@@ -20,7 +20,7 @@ from marginax import _checks as checks
 from marginax._checks import FloatArray
 from marginax.linear_programs._balance import NO_SUPPORT, balance_matrix, pair_name, with_violations
 from marginax.linear_programs._highs import Program, progress_bar
-from marginax.mdp import TabularMDP
+from marginax.mdp import TabularMDP, policy_of
 from marginax.operators import marginalized
 
 __all__ = ["Frontier", "WorstCritic", "critic_loss", "fastest", "frontier", "worst_critic"]
@@ -84,7 +84,9 @@ def fastest(
         supported = visits[row] > NO_SUPPORT
         weights[row][supported] = np.clip(credit[supported] / visits[row][supported], 0.0, cap)
 
-    _solve(mdp, mdp.policy("pi", pi), visits, starts, np.array([cap]), keep, threads, time_limit, progress)
+    _solve(
+        mdp, policy_of(mdp, "pi", pi), visits, starts, np.array([cap]), keep, threads, time_limit, progress
+    )
     return weights.reshape(mdp.r.shape if start is not None else (*mdp.r.shape, *mdp.r.shape))
 
 
@@ -154,7 +156,7 @@ def frontier(
     def keep(row: int, k: int, credit: FloatArray, rate: float) -> None:
         rates[k, row] = rate
 
-    _solve(mdp, mdp.policy("pi", pi), visits, starts, caps, keep, threads, time_limit, progress)
+    _solve(mdp, policy_of(mdp, "pi", pi), visits, starts, caps, keep, threads, time_limit, progress)
     return Frontier(caps, rates.reshape(-1, *mdp.r.shape))
 
 
@@ -229,7 +231,7 @@ def critic_loss(mdp: TabularMDP, pi: ArrayLike, mu: ArrayLike, w: ArrayLike, cri
         >>> bool(np.allclose(loss, 0.0))
         True
     """
-    target, behaviour = mdp.policy("pi", pi), mdp.policy("mu", mu)
+    target, behaviour = policy_of(mdp, "pi", pi), policy_of(mdp, "mu", mu)
     shape = mdp.r.shape
     w = checks.array("w", w, (*shape, *shape))
     one = np.ndim(critic) == 2
@@ -243,7 +245,7 @@ def critic_loss(mdp: TabularMDP, pi: ArrayLike, mu: ArrayLike, w: ArrayLike, cri
 
 def _visits(mdp: TabularMDP, mu: ArrayLike, start: tuple[int, int] | None) -> tuple[FloatArray, np.ndarray]:
     """Discounted visits d^μ/(1-γ) of μ, one row per start pair, and which pairs those are."""
-    behaviour = mdp.policy("mu", mu)
+    behaviour = policy_of(mdp, "mu", mu)
     if start is not None:
         state, action = mdp.pair(start)
         row = mdp.credit_row(behaviour, (state, action)).reshape(1, -1)

@@ -24,7 +24,7 @@ from marginax._bellman import PairBellman
 from marginax._checks import FloatArray
 from marginax.linear_programs._balance import NO_SUPPORT, balance_matrix, pair_name, with_violations
 from marginax.linear_programs._highs import Program, progress_bar
-from marginax.mdp import TabularMDP
+from marginax.mdp import TabularMDP, policy_of
 
 __all__ = ["Iterates", "Relaxed", "evaluate", "iterate", "relaxed"]
 
@@ -114,7 +114,7 @@ def evaluate(mdp: TabularMDP, pi: ArrayLike, *, time_limit: float | None = None)
         >>> evaluate(mx.TabularMDP([[[1.0]]], [[1.0]], 0.5), [[1.0]])
         array([[2.]])
     """
-    programs = _StartPrograms(mdp, mdp.policy("pi", pi), None, time_limit)
+    programs = _StartPrograms(mdp, policy_of(mdp, "pi", pi), None, time_limit)
     programs.set_cost(mdp.r.ravel())
     values = np.empty(mdp.r.size)
     for pairs in programs.optimal_bases():
@@ -164,7 +164,7 @@ def relaxed(
         >>> relaxed(mdp, [[1.0]], [[1.0]], q=[[0.0]], rate=0.25).values
         array([[1.5]])
     """
-    target, behaviour = mdp.policy("pi", pi), mdp.policy("mu", mu)
+    target, behaviour = policy_of(mdp, "pi", pi), policy_of(mdp, "mu", mu)
     q = checks.array("q", q, mdp.r.shape)
     pairs = mdp.r.size
     checks.fits_in_memory(
@@ -229,7 +229,7 @@ def iterate(
         >>> iterate(mdp, [[1.0]], [[1.0]], q=[[0.0]], rate=0.5, steps=3).errors
         array([2.  , 1.  , 0.5 , 0.25])
     """
-    target, behaviour = mdp.policy("pi", pi), mdp.policy("mu", mu)
+    target, behaviour = policy_of(mdp, "pi", pi), policy_of(mdp, "mu", mu)
     rate = checks.discount(rate, "rate")
     steps = checks.count("steps", steps, least=0)
     values = np.empty((steps + 1, *mdp.r.shape))

@@ -53,7 +53,12 @@ def from_gymnasium(environment: Any, discount: float = 0.99, **options: Any) -> 
     if not table:
         raise ValueError(f"environment must have a transition table P, but {bare} has none")
     p, rewards, reward_std = _read_table(table)
-    initial = checks.distribution("initial_state_distrib", bare.initial_state_distrib, (len(table),))
+    initial = getattr(bare, "initial_state_distrib", None)
+    if initial is None:
+        raise ValueError(
+            f"environment must have a start distribution initial_state_distrib, but {bare} has none"
+        )
+    initial = checks.distribution("initial_state_distrib", initial, (len(table),))
     if p.shape[0] * p.shape[1] <= 10**6:
         p = p.toarray().reshape(*rewards.shape, len(table))
     return TabularMDP(p, rewards, discount, initial, reward_std)
@@ -85,6 +90,8 @@ def _read_table(table: Any) -> tuple[Any, FloatArray, FloatArray]:
 
 def _reward_moments(steps: Any, name: str) -> tuple[float, float]:
     """Mean and standard deviation of the reward over the steps ``(chance, successor, reward, terminated)`` of one pair."""
+    if any(len(step) != 4 for step in steps):
+        raise ValueError(f"{name} must hold tuples (chance, successor, reward, terminated), got {steps!r}")
     total = sum(chance for chance, *_ in steps)
     if not abs(total - 1.0) <= checks.TOLERANCE:
         raise ValueError(f"chances in {name} must sum to 1, but sum to {total}")

@@ -14,27 +14,6 @@ from marginax import _checks as checks
 from marginax._checks import FloatArray
 from marginax.trajectories import Trajectory
 
-__all__ = [
-    "Estimator",
-    "Links",
-    "assemble",
-    "count_starts",
-    "discount_of",
-    "divide",
-    "eliminate",
-    "estimate",
-    "fixed_behaviour",
-    "fixed_discount",
-    "link_steps",
-    "read_steps",
-    "row_of",
-    "rows_of",
-    "start_of",
-    "table_of",
-    "traces_along",
-    "traces_of",
-]
-
 
 @runtime_checkable
 class Estimator(Protocol):
@@ -63,8 +42,24 @@ class Steps(NamedTuple):
     """Whether the next step of the array continues the same episode."""
 
 
+def require_trajectory(value: Any) -> None:
+    """Raises for data that are no `Trajectory`, such as a list of episodes, and for fields of different shapes."""
+    if not isinstance(value, Trajectory):
+        raise ValueError(
+            "trajectories must be a Trajectory, which trajectories.sample draws and trajectories.from_episodes makes of episodes, "
+            f"got {type(value).__name__}"
+        )
+    shape = np.shape(value.states)
+    for name, field in vars(value).items():
+        if field is not None and np.shape(field) != shape:
+            raise ValueError(
+                f"trajectories.{name} must have the shape of trajectories.states, {shape}, got {np.shape(field)}"
+            )
+
+
 def read_steps(trajectories: Trajectory) -> Steps:
     """Reads a batch ``[..., T]`` (or one sequence ``[T]``) as ``[B, T]``; works under ``jit``."""
+    require_trajectory(trajectories)
 
     def rows(field: Array | np.ndarray) -> Array:
         return jnp.asarray(field).reshape(-1, field.shape[-1])
@@ -141,7 +136,7 @@ def table_of(c: ArrayLike | None, shape: tuple[int, ...], dtype: Any) -> Float[A
     """Traces as an estimator of shape ``(S, A)`` or ``(S,)`` reads them; works under ``jit``."""
     if c is None:
         raise ValueError("c is needed: the traces [S, A] that the weights are those of")
-    table = jnp.asarray(c, dtype)
+    table = jnp.asarray(c if isinstance(c, jax.core.Tracer) else traces_of(c), dtype)
     checks.shaped("c", table.shape, shape if len(shape) == 2 else (*shape, None))
     return table
 
@@ -153,11 +148,20 @@ def traces_of(c: ArrayLike) -> FloatArray:
     return table
 
 
+def features_of(name: str, value: ArrayLike, shape: tuple[int | None, ...]) -> FloatArray:
+    """Returns features ``[*shape, k]`` as a float64 array; k is at least 1."""
+    features = checks.array(name, value, (*shape, None))
+    if not features.shape[-1]:
+        raise ValueError(f"{name} must have at least one column, got shape {features.shape}")
+    return features
+
+
 def discount_of(trajectories: Trajectory, discount: float | None, num_states: int, num_actions: int) -> float:
     """Checks a batch against the size of the tables, and returns its discount.
 
     It is the one value that the discounts of the batch have apart from the zeros; ``discount``, where given, must agree.
     """
+    require_trajectory(trajectories)
     given = None if discount is None else checks.discount(discount)
     valid = np.asarray(trajectories.valid)
     if valid.ndim < 1 or not valid.any():
@@ -168,6 +172,7 @@ def discount_of(trajectories: Trajectory, discount: float | None, num_states: in
     alive = valid & (discounts != 0)
     if not alive.any():
         return 0.0 if given is None else given
+    checks.finite("trajectories.discounts", np.where(alive, discounts, 0.0))
     least, most = discounts[alive].min(), discounts[alive].max()
     if not most - least <= 1e-6:
         raise ValueError(
@@ -214,7 +219,7 @@ def start_of(
 def row_of(
     start: tuple[int, int] | int | None, num_states: int, num_actions: int, on_states: bool
 ) -> int | None:
-    """The number of a start among all pairs or states; None for all of them."""
+    """The row of a start in a table of all pairs or states; None if all rows are wanted."""
     start = start_of(start, num_states, num_actions, on_states)
     return start[0] * num_actions + start[1] if isinstance(start, tuple) else start
 
@@ -254,15 +259,15 @@ def eliminate(system: Float[Array, "k k_and_one"]) -> Float[Array, "k"]:
 
 
 def rows_of(links: Links, rows: int, start: int | None) -> Int[Array, "B T"]:
-    """The row of each start in a table of all starts, or of one; out of range for steps that are starts of no row."""
+    """The row that each step is a start of, in a table of all starts or of one; out of range if there is none."""
     counted = links.steps.valid if start is None else links.steps.valid & (links.start == start)
     return jnp.where(counted, links.start if start is None else 0, rows)
 
 
 def count_starts(links: Links, row: Int[Array, "B T"], rows: int, num_places: int) -> Float[Array, "2 rows"]:
-    """Of each row, how often it was a start, and the discounted later visits of the same place in the same episode, summed.
+    """How often each row was a start, and the sum of its returns: discounted later visits of the start in the same episode.
 
-    Where a place comes again k steps later, its returns are ``γ^k (1 + returns from there)``: one look-up per step.
+    If a start is visited again k steps later, its returns are ``γ^k (1 + returns from there)``: one look-up per step.
     """
     batch, length = links.start.shape
     gamma = jnp.max(links.discounted)
@@ -271,12 +276,12 @@ def count_starts(links: Links, row: Int[Array, "B T"], rows: int, num_places: in
     def step(carry: Any, now: Any) -> tuple[Any, Array]:
         returns, when, last = carry
         time, pair, valid, follows = now
-        last = jnp.where(follows, last, time)  # of the episode
+        last = jnp.where(follows, last, time)  # the last step of the episode
         gap = when[sequence, pair] - time
         again = jnp.where(
             when[sequence, pair] <= last, gamma ** gap.astype(gamma.dtype) * (1 + returns[sequence, pair]), 0
         )
-        pair = jnp.where(valid, pair, num_places)  # out of range: padding is dropped
+        pair = jnp.where(valid, pair, num_places)  # JAX drops writes out of range, here those of padding
         carry = returns.at[sequence, pair].set(again), when.at[sequence, pair].set(time), last
         return carry, again
 

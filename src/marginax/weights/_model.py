@@ -16,11 +16,9 @@ from marginax.trajectories import Trajectory
 from marginax.weights._data import discount_of, row_of, traces_of
 from marginax.weights.empirical import EmpiricalMDP
 
-__all__ = ["EstimateInfo", "Model", "model_of"]
-
 
 class EstimateInfo(NamedTuple):
-    """What stands behind an estimate of TD weights."""
+    """How an estimate of TD weights was made."""
 
     behaviour: str
     """Where μ came from: "given" as an argument, "logged" with the data, or estimated from "counts"."""
@@ -140,7 +138,7 @@ def model_of(
     if p.nnz > 0.1 * math.prod(p.shape):
         p = p.toarray().reshape(len(states), num_actions, len(states))
     mdp = TabularMDP(p, np.zeros(behaviour.shape), gamma)
-    converging(mdp, traced)
+    converging(mdp, traced, states)
     info = EstimateInfo(source, gamma, int(data.visits.sum()), int(data.support.sum()))
     return Model(mdp, states, behaviour, traced, num_states, on_states, row, info)
 

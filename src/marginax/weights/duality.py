@@ -23,6 +23,7 @@ from marginax import _checks as checks
 from marginax._checks import FloatArray
 from marginax._solve import Resolvent
 from marginax.trajectories import Trajectory
+from marginax.weights._data import features_of
 from marginax.weights._model import EstimateInfo, Model, model_of
 
 __all__ = ["fenchel", "saddle_point"]
@@ -88,10 +89,9 @@ def saddle_point(
            [0.5, 0. ]])
     """
     model = model_of(trajectories, c, mu, discount, prior, start, on_states, all_states=features is not None)
-    weights, info = _estimate(
-        model, features, critic_features, radius, tolerance, max_iterations, quadratic=False
+    return _estimate(
+        model, features, critic_features, radius, tolerance, max_iterations, return_info, quadratic=False
     )
-    return (weights, info) if return_info else weights
 
 
 def fenchel(
@@ -144,10 +144,9 @@ def fenchel(
            [0.5, 0. ]])
     """
     model = model_of(trajectories, c, mu, discount, prior, start, on_states, all_states=features is not None)
-    weights, info = _estimate(
-        model, features, critic_features, radius, tolerance, max_iterations, quadratic=True
+    return _estimate(
+        model, features, critic_features, radius, tolerance, max_iterations, return_info, quadratic=True
     )
-    return (weights, info) if return_info else weights
 
 
 def _estimate(
@@ -157,10 +156,11 @@ def _estimate(
     radius: float,
     tolerance: float,
     max_iterations: int,
+    return_info: bool,
     *,
     quadratic: bool,
-) -> tuple[FloatArray, EstimateInfo]:
-    """The weights by the loss of `saddle_point`, or by the quadratic one of `fenchel`, and what stands behind them."""
+) -> FloatArray | tuple[FloatArray, EstimateInfo]:
+    """What `saddle_point` returns; with ``quadratic`` what `fenchel` returns."""
     tolerance = checks.positive("tolerance", tolerance)
     iterations = checks.count("max_iterations", max_iterations)
     if features is not None:
@@ -182,7 +182,8 @@ def _estimate(
         iterations=max(solution.iterations for _, solution in found),
         gap=max(solution.gap for _, solution in found),
     )
-    return model.spread(table if model.start is None else table[0]), info
+    weights = model.spread(table if model.start is None else table[0])
+    return (weights, info) if return_info else weights
 
 
 class _Problem(NamedTuple):
@@ -285,9 +286,13 @@ def _linear(
 
 
 def _most_traced(model: Model) -> float:
-    """The largest total mass ``(1-γ) Σ_t γ^t C_t`` that the traces keep from any state; at most 1 for 0 ≤ c ≤ π/μ."""
-    paths = Resolvent(model.mdp.state_kernel(model.traced), model.mdp.discount)
-    return float((1 - model.mdp.discount) * paths(np.ones(len(model.states))).max())
+    """The largest total mass ``(1-γ) E[Σ_t γ^t C_t]`` that the traces keep from any start; at most 1 for 0 ≤ c ≤ π/μ."""
+    discount = model.mdp.discount
+    paths = Resolvent(model.mdp.state_kernel(model.traced), discount)
+    if model.on_states:
+        return float((1 - discount) * paths(np.ones(len(model.states))).max())
+    after = model.mdp.expect_next(paths(model.traced.sum(axis=1)))
+    return float((1 - discount) * (1 + discount * after.max()))
 
 
 def _moments(weights: FloatArray, left: FloatArray, right: FloatArray) -> FloatArray:
@@ -298,8 +303,8 @@ def _moments(weights: FloatArray, left: FloatArray, right: FloatArray) -> FloatA
 
 def _features(name: str, value: Any, model: Model) -> FloatArray:
     shape = (model.num_states,) if model.on_states else (model.num_states, model.behaviour.shape[1])
-    array = checks.array(name, value, (*shape, None))
-    return array.reshape(-1, array.shape[-1])
+    features = features_of(name, value, shape)
+    return features.reshape(-1, features.shape[-1])
 
 
 def _solve(problem: _Problem, tolerance: float, max_iterations: int) -> _Solution:
@@ -318,7 +323,8 @@ def _solve(problem: _Problem, tolerance: float, max_iterations: int) -> _Solutio
         best_x, best_y, gap = _better(problem, (x, y), (sum_x / since, sum_y / since))
         if gap.max() <= tolerance:
             break
-        # From the better point after a large decrease of the gap; when the last restart is long ago, after a small one or any.
+        # Restart from the better point if the gap fell far since the last restart. If that was long ago, a small fall is enough,
+        # and after the first iterations none is needed.
         long = since >= 0.36 * iteration
         restart = (gap <= 0.2 * from_gap) | (
             long & ((gap <= 0.8 * from_gap) | (iteration > 10 * CHECK_EVERY))

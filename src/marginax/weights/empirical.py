@@ -36,7 +36,7 @@ from marginax import _checks as checks
 from marginax._checks import FloatArray
 from marginax.mdp import TabularMDP
 from marginax.trajectories import Trajectory
-from marginax.weights._data import discount_of
+from marginax.weights._data import discount_of, require_trajectory
 
 __all__ = ["EmpiricalMDP", "estimate_behaviour"]
 
@@ -121,6 +121,7 @@ class EmpiricalMDP(eqx.Module):
         >>> EmpiricalMDP.empty(3, 2).update(batch).starts
         array([5., 0., 0.])
         """
+        require_trajectory(trajectories)
         if not self.dense:
             trajectories = jax.tree.map(np.asarray, trajectories)
         valid = trajectories.valid.reshape(-1, trajectories.valid.shape[-1])
@@ -164,9 +165,9 @@ class EmpiricalMDP(eqx.Module):
             valid: which transitions count, for padding and for folds; all when omitted.
 
         Raises:
-            ValueError: for arrays of different shapes, and for indices that are no integers; on the host, for an index outside the tables, and if only a part of the
-                data has behaviour probabilities. In the dense form an index outside makes the frequencies of all pairs NaN that
-                the call counts.
+            ValueError: for arrays of different shapes, and for indices that are no integers; on the host, for an index outside the
+                tables, and if only a part of the data has behaviour probabilities. In the dense form, an index outside the tables
+                makes the frequencies NaN for all pairs that the call counts.
         """
         indices = {"states": states, "actions": actions, "next_states": next_states}
         others = {"ended": ended, "rewards": rewards, "first": first, "behaviour": behaviour, "valid": valid}
@@ -179,14 +180,15 @@ class EmpiricalMDP(eqx.Module):
     ) -> "EmpiricalMDP":
         if np.ndim(x) != 1:
             raise ValueError(f"states must be a flat array [N], got shape {np.shape(x)}")
-        counted = slice(None) if valid is None else np.asarray(valid, bool)
-        x, a, y = (np.asarray(indices, np.int64)[counted] for indices in (x, a, y))
-        goes_on = ~np.asarray(ended, bool)[counted]
+        x, a, y = (np.asarray(indices, np.int64) for indices in (x, a, y))
+        mask = None if valid is None else np.asarray(valid, bool)
+        goes_on = ~np.asarray(ended, bool) & (True if mask is None else mask)
         s, k = self.visits.shape
-        for name, indices, size in (("states", x, s), ("actions", a, k), ("next_states", y[goes_on], s)):
-            if indices.size and (indices.min() < 0 or indices.max() >= size):
-                bad = indices[(indices < 0) | (indices >= size)][0]
-                raise ValueError(f"{name} must lie in range({size}), but one of them is {bad}")
+        checks.indices("states", x, s, mask)
+        checks.indices("actions", a, k, mask)
+        checks.indices("next_states", y, s, goes_on)
+        counted = slice(None) if mask is None else mask
+        x, a, y, goes_on = x[counted], a[counted], y[counted], goes_on[counted]
         if x.size:
             self._check_logged(behaviour is not None)
         pair = x * k + a
@@ -252,6 +254,8 @@ class EmpiricalMDP(eqx.Module):
         >>> one.merge(one).visits
         array([[2.]])
         """
+        if not isinstance(other, EmpiricalMDP):
+            raise ValueError(f"other must be an EmpiricalMDP, got {type(other).__name__}")
         if self.visits.shape != other.visits.shape or self.dense != other.dense:
             raise ValueError(
                 f"counts of shape {other.visits.shape} cannot be merged with counts of shape {self.visits.shape}, "
@@ -270,6 +274,7 @@ class EmpiricalMDP(eqx.Module):
         checks.non_negative("prior", pseudo)
         if not pseudo.any():
             return self  # a table [S, A, S] may be larger than the memory
+        checks.fits_in_memory("pseudo-counts of all transitions", s * a * s, instead="use prior=0")
         pseudo = np.broadcast_to(pseudo, (s, a, s))
         more: Any = (
             jnp.asarray(pseudo, self.visits.dtype) if self.dense else sp.csr_array(pseudo.reshape(s * a, s))
@@ -309,11 +314,10 @@ class EmpiricalMDP(eqx.Module):
 
     def _shares(self, mu: Any) -> Any:
         """μ among the actions that were taken, `[S, A]`; zero in states that were never left."""
-        seen: Any
-        if self.dense:
-            seen = jnp.where(self.support, mu, 0)
-        else:
-            seen = np.where(self.support, checks.array("mu", mu, self.visits.shape), 0.0)
+        if not isinstance(mu, jax.core.Tracer):
+            mu = checks.array("mu", mu, self.visits.shape)
+            checks.non_negative("mu", mu)
+        seen: Any = (jnp if self.dense else np).where(self.support, mu, 0)
         return _ratio(seen, seen.sum(axis=1, keepdims=True))
 
     def rewards(self) -> Any:
@@ -392,17 +396,18 @@ def estimate_behaviour(
     >>> bool(abs(estimate_behaviour(batch, 3, 2) - mu).max() < 0.05)
     True
     """
+    empty = EmpiricalMDP.empty(num_states, num_actions)
     discount_of(trajectories, None, num_states, num_actions)
-    counts = EmpiricalMDP.empty(num_states, num_actions).update(trajectories)
+    counts = empty.update(trajectories)
     k = checks.at_least("prior", prior, 0.0)
     return eqx.tree_at(lambda c: c.visits, counts, counts.visits + k).action_frequencies()
 
 
-def _check_columns(indices: dict[str, ArrayLike], others: dict[str, ArrayLike | None]) -> None:
+def _check_columns(indices: dict[str, Any], others: dict[str, Any]) -> None:
     """Raises for columns of another shape than that of the states, and for indices that are no integers."""
     shape = np.shape(indices["states"])
     for name, values in (indices | others).items():
-        if values is not None and np.shape(values) != shape:
+        if (name == "ended" or values is not None) and np.shape(values) != shape:
             raise ValueError(f"{name} must have the shape of states, {shape}, got {np.shape(values)}")
     for name, values in indices.items():
         array: Any = values if isinstance(values, jax.Array) else np.asarray(values)

@@ -10,7 +10,7 @@ from marginax import _checks as checks
 from marginax._checks import FloatArray
 from marginax._credit import StateTraced, Timed, converging, trace_array
 from marginax._solve import Resolvent
-from marginax.mdp import TabularMDP
+from marginax.mdp import TabularMDP, policy_of
 
 __all__ = ["NonMarkovianTraces", "exact", "exact_states", "paths", "paths_states", "to_traces"]
 
@@ -39,7 +39,7 @@ def exact(
                [1. , 0. ],
                [0.5, 0. ]])
     """
-    behaviour = mdp.policy("mu", mu)
+    behaviour = policy_of(mdp, "mu", mu)
     traces = trace_array(mdp, c)
     measure = behaviour * traces
     if measure.ndim == 2:
@@ -72,7 +72,7 @@ def exact_states(mdp: TabularMDP, mu: ArrayLike, c: ArrayLike, *, start: int | N
         >>> exact_states(mdp, mu, traces.retrace(pi, mu), start=0)
         array([1.  , 0.5 , 0.25])
     """
-    traced, visits = _on_states(mdp, mu, checks.array("c", c, mdp.r.shape))
+    traced, visits = _on_states(mdp, mu, c)
     if start is None:
         return _divide(StateTraced(traced).matrix(), StateTraced(visits).matrix())
     first = np.zeros(mdp.num_states)
@@ -108,7 +108,7 @@ def paths(
         >>> paths(mdp, mu, traces.retrace(pi, mu), start=(0, 0))
         array([0. , 1. , 0.5])
     """
-    traced, visits = _on_states(mdp, mu, _markovian(mdp, c))
+    traced, visits = _on_states(mdp, mu, _markovian(c))
     if start is not None:
         first = mdp.successors(start)
         return _divide(traced.transposed(first), visits.transposed(first))
@@ -142,7 +142,7 @@ def paths_states(mdp: TabularMDP, mu: ArrayLike, c: ArrayLike, *, start: int | N
         >>> paths_states(mdp, mu, traces.retrace(pi, mu), start=0)
         array([0.  , 0.5 , 0.25])
     """
-    traced, visits = _on_states(mdp, mu, _markovian(mdp, c))
+    traced, visits = _on_states(mdp, mu, _markovian(c))
     if start is None:
         # P Σ_t (γP)^t: what a path of at least one step reaches, without subtracting.
         return _divide(
@@ -196,7 +196,7 @@ def to_traces(mdp: TabularMDP, mu: ArrayLike, w: ArrayLike, start: tuple[int, in
         >>> to_traces(mdp, mu, [[1.0], [0.5]], (0, 0)).steps[0, 0, 1, 0].item()
         0.5
     """
-    behaviour = mdp.policy("mu", mu)
+    behaviour = policy_of(mdp, "mu", mu)
     weights = checks.array("w", w, mdp.r.shape)
     origin = mdp.pair(start)
     checks.fits_in_memory("traces of all steps", mdp.r.size**2, copies=3, instead="use a smaller MDP")
@@ -218,20 +218,20 @@ def to_traces(mdp: TabularMDP, mu: ArrayLike, w: ArrayLike, start: tuple[int, in
     return NonMarkovianTraces(float(weights[origin]), ratio)
 
 
-def _on_states(mdp: TabularMDP, mu: ArrayLike, traces: FloatArray) -> tuple[Resolvent, Resolvent]:
+def _on_states(mdp: TabularMDP, mu: ArrayLike, c: ArrayLike) -> tuple[Resolvent, Resolvent]:
     """The resolvents of ``P^{cμ}`` and ``P^μ`` on states: what paths of μ reach, with the traces and without."""
-    behaviour = mdp.policy("mu", mu)
-    traced = converging(mdp, behaviour * traces).paths
+    behaviour = policy_of(mdp, "mu", mu)
+    traced = converging(mdp, behaviour * checks.array("c", c, mdp.r.shape)).paths
     return traced, Resolvent(mdp.state_kernel(behaviour), mdp.discount)
 
 
-def _markovian(mdp: TabularMDP, c: ArrayLike) -> FloatArray:
+def _markovian(c: ArrayLike) -> ArrayLike:
     if np.ndim(c) == 3:
         raise ValueError(
             "c must have shape [S, A]: time-dependent traces have no factor of the path, because the last trace depends on when "
             "the state is reached"
         )
-    return checks.array("c", c, mdp.r.shape)
+    return c
 
 
 def _row(kernel: Any, state: int) -> FloatArray:

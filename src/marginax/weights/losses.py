@@ -284,7 +284,12 @@ def _sequences(**arrays: ArrayLike) -> list[Array]:
     """The arguments of a loss as floating-point arrays of one length `[T]`."""
     found: list[Array] = []
     for name, value in arrays.items():
-        array = jnp.asarray(value)
+        try:
+            array = jnp.asarray(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"{name} must be an array of real numbers, got {type(value).__name__}") from None
+        if array.dtype.kind == "c":
+            raise ValueError(f"{name} must be an array of real numbers, got {array.dtype}")
         found.append(array.astype(jnp.result_type(array, float)))
         if array.ndim != 1 or array.size == 0 or array.shape != found[0].shape:
             wanted = (

@@ -54,7 +54,7 @@ class MonteCarlo(eqx.Module):
 
     Attributes:
         sums: numerator and denominator `[rows, 2, n]`, with `n` states, or pairs if not factored; `[rows, 1, n]` if `as_printed`.
-        visits: of each row, how often it was a start, and its discounted returns to itself, `[2, rows]`; None if not factored.
+        visits: how often each row was a start, and the sum of its discounted returns to itself, `[2, rows]`; None if not factored.
         discount: γ.
         shape: `(S, A)`, on states `(S,)`.
         average: "running": all starts count alike. "exponential": each visit of a start moves its row of numerator and
@@ -144,7 +144,7 @@ class MonteCarlo(eqx.Module):
         def step(carry: tuple[Array, Array], inputs: tuple[Array, ...]) -> tuple[tuple[Array, Array], None]:
             sums, tails = carry
             row, visit, lead, share, *factors = inputs
-            # What follows each trajectory's step: discounted traces, and discounted visits (or their count) of each place.
+            # Sums over what follows each step: discounted traces, and discounted visits (or their count), of each place.
             here = jax.nn.one_hot(visit, n, dtype=sums.dtype)
             here = lead[:, None] * here if self.factored else here
             tails = here[:, None] + jnp.stack(factors, axis=1)[:, :, None] * tails
@@ -230,7 +230,7 @@ def monte_carlo(
 
 
 def _later_visits(rows: Int[Array, "B T"], size: int) -> tuple[Int[Array, "B T"], Int[Array, "size"]]:
-    """How often each step's row comes again later in the batch, and how often each row comes at all."""
+    """How often the row of each step occurs later in the batch, and how often each row occurs in all."""
     flat = rows.reshape(-1)
     order = jnp.argsort(flat, stable=True)
     ordered = flat[order]

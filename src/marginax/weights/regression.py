@@ -16,6 +16,7 @@ from marginax.weights._data import (
     count_starts,
     eliminate,
     estimate,
+    features_of,
     fixed_discount,
     link_steps,
     rows_of,
@@ -48,7 +49,7 @@ class Regression(eqx.Module):
         moment: their right-hand side, `[n, k]` or `[j, k]`.
         features: φ, `[S, k]`.
         start_features: ψ, `[n, j]` with `n = S*A` pairs or `S` states, or None.
-        visits: of each pair, how often it was a start, and its discounted returns to itself, `[2, S*A]`; None on states.
+        visits: how often each pair was a start, and the sum of its discounted returns to itself, `[2, S*A]`; None on states.
         discount: γ.
         ridge: added to the diagonal, relative to its mean.
         shape: `(S, A)`, on states `(S,)`.
@@ -93,14 +94,12 @@ class Regression(eqx.Module):
             ridge: added to the diagonal of the normal equations, relative to its mean.
             on_states: whether the weights are `[S, S]`, for V-trace.
         """
-        phi = jnp.asarray(features, jnp.result_type(float))
-        if phi.ndim != 2:
-            raise ValueError(f"features must have shape [S, k], got {phi.shape}")
+        phi = jnp.asarray(features_of("features", features, (None,)), jnp.result_type(float))
         states, k = phi.shape
         shape = (states,) if on_states else (states, checks.count("num_actions", num_actions))
-        psi = None if start_features is None else jnp.asarray(start_features, phi.dtype)
-        if psi is not None and psi.shape[:-1] != shape:
-            raise ValueError(f"start_features must begin with {shape}, one row per start, got {psi.shape}")
+        psi = None
+        if start_features is not None:
+            psi = jnp.asarray(features_of("start_features", start_features, shape), phi.dtype)
         starts = math.prod(shape)
         lead = (starts,) if psi is None else (psi.shape[-1],)
         gram_lead = lead if psi is None else lead * 2
@@ -219,14 +218,18 @@ def regression(
         raise ValueError("start_features needs features: without, the weights are tables")
     states, actions = traces_of(c).shape
     start = start_of(start, states, actions, on_states)
-    shape = (states,) if on_states else (states, actions)
-    phi = checks.array("features", features, (states, None))
-    psi = None if start_features is None else checks.array("start_features", start_features, (*shape, None))
+    phi = features_of("features", features, (states,))
 
     def make(states: int, actions: int, gamma: float) -> Regression:
-        return Regression.init(phi, actions, gamma, start_features=psi, ridge=ridge, on_states=on_states)
+        return Regression.init(
+            phi, actions, gamma, start_features=start_features, ridge=ridge, on_states=on_states
+        )
 
     weights = estimate(make, trajectories, c, discount)
+    if not jnp.isfinite(weights).all():
+        raise ValueError(
+            f"ridge = {ridge} is too small: on these data the features are linearly dependent and the weights are not determined"
+        )
     return weights if start is None else weights[start]
 
 

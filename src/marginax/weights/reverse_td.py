@@ -57,7 +57,7 @@ class ReverseTD(eqx.Module):
         departures: discounted departures from x with and without the trace, `[2, S, rows]`.
         arrivals: discounted arrivals in y: those of the first step, and all, `[2, S, rows]`.
         actions: how often each action was taken, `[S, A]`.
-        visits: of each row, how often it was a start, and its discounted returns to itself, `[2, rows]`.
+        visits: how often each row was a start, and the sum of its discounted returns to itself, `[2, rows]`.
         discount: γ.
         mu: the behaviour policy `[S, A]`, or None for action frequencies.
         on_states: whether the weights are `[S, S]`, for V-trace.
