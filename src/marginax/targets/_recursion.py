@@ -12,6 +12,8 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 
+from ._inputs import compiled
+
 Backend = Literal["auto", "scan", "associative"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
@@ -98,7 +100,7 @@ def _derivative_of_sums(backend, primals, tangents):
     return y, _BACKENDS[backend](db, a)
 
 
-@partial(jax.jit, static_argnames="backend")
+@compiled
 def recursion(
     b: ArrayLike,
     a: ArrayLike,
