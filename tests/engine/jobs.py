@@ -29,6 +29,13 @@ def die(sender):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stubborn(sender):
+    """Sends messages for ever, SIGTERM or not."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        sender.send({"pid": os.getpid(), "padding": "x" * 3000})
+
+
 def variable(sender, name):
     return os.environ.get(name), os.getpid()
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 
 import pytest
 
@@ -53,6 +54,37 @@ def test_a_task_with_variables_has_a_process_and_is_started_again_when_it_is_kil
     assert found["here"] == (None, os.getpid())
     assert found["there"][0] == "1" and found["there"][1] != os.getpid()
     assert killed and found["counter"][0] == 4 and found["counter"][1] >= 2
+
+
+def test_closing_ends_processes_that_are_being_listened_to():
+    """Each has a thread that receives its messages all the while."""
+    heard = set()
+
+    def give_up(task, message):
+        if message != "started":
+            heard.add(message["pid"])
+        if len(heard) == 3:
+            raise InterruptedError
+
+    tasks = [engine.Task(f"{k}", jobs.stubborn, environment={}) for k in range(3)]
+    before = threading.active_count()
+    with pytest.raises(InterruptedError), engine.make("local", workers=3) as place:
+        list(place.run(tasks, give_up))
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in heard)
+    assert threading.active_count() == before
+
+
+def test_a_run_may_follow_one_that_was_given_up(tmp_path):
+    given = {"folder": str(tmp_path), "until": 10, "pause": 0.05}
+    here = engine.Task("here", jobs.variable, {"name": "MARGINAX_TEST"})
+    there = [
+        engine.Task(name, jobs.count, {**given, "name": name}, environment={}, resumes=False) for name in "ab"
+    ]
+    with engine.make("local", workers=4) as place:
+        assert next(place.run([here, there[0]])).task is here
+        outcomes = list(place.run([here, there[1]]))
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    assert (tmp_path / "b").read_text() == "10"
 
 
 def test_objects_of_a_crew_are_called_in_order_and_merged():

@@ -92,21 +92,22 @@ class Channel:
         return self._connection.fileno()
 
     def close(self) -> None:
-        self._connection.close()
+        with self._lock:
+            self._connection.close()
 
     def _receive(self, timeout: float | None) -> tuple[int, Any]:
-        if not self.poll(timeout):
-            raise TimeoutError(f"no message within {timeout} s")
         arrays: list[np.ndarray] = []
         try:
-            text = self._connection.recv_bytes()
-            kind, message = json.loads(text, object_hook=lambda found: _with_array(found, arrays))
-            for array in arrays:
-                if array.size:
-                    self._connection.recv_bytes_into(_bytes(array))
-        except OSError as error:
+            if self.poll(timeout):
+                text = self._connection.recv_bytes()
+                kind, message = json.loads(text, object_hook=lambda found: _with_array(found, arrays))
+                for array in arrays:
+                    if array.size:
+                        self._connection.recv_bytes_into(_bytes(array))
+                return kind, message
+        except OSError as error:  # broken, or closed by `stop`
             raise EOFError("the other process is gone") from error
-        return kind, message
+        raise TimeoutError(f"no message within {timeout} s")
 
 
 def wait(channels: Sequence[Any], timeout: float | None = None) -> list[Any]:
@@ -124,13 +125,13 @@ def _without_arrays(value: Any, arrays: list[np.ndarray]) -> Any:
         return value.item()
     if hasattr(value, "__array__"):
         array = np.ascontiguousarray(value).reshape(np.shape(value))
-        if array.dtype.hasobject:
-            raise ValueError("a message must not have arrays of Python objects")
+        if array.dtype.hasobject or np.dtype(array.dtype.str) != array.dtype:
+            raise ValueError(f"a message must not have arrays of the type {array.dtype}")
         arrays.append(array)
         return {_ARRAY: [array.dtype.str, list(array.shape)]}
     if isinstance(value, Mapping):
         return {str(key): _without_arrays(entry, arrays) for key, entry in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_without_arrays(entry, arrays) for entry in value]
     return value
 
