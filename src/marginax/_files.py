@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, SupportsFloat
 
 import numpy as np
 
@@ -68,8 +68,8 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object
 
 
 def _cell(value: object) -> object:
-    is_real = hasattr(value, "__float__") and not isinstance(value, numbers.Integral)
-    return f"{float(value):.9g}" if is_real else value
+    is_whole = isinstance(value, numbers.Integral)
+    return f"{float(value):.9g}" if isinstance(value, SupportsFloat) and not is_whole else value
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:

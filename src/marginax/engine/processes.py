@@ -57,11 +57,11 @@ _living: "weakref.WeakSet[Child]" = weakref.WeakSet()
 
 
 class ProcessDied(RuntimeError):
-    """A child ended without a word (killed, out of memory, a crash in C): a fresh one may succeed."""
+    """A child ended without a result and without an exception (killed, out of memory, a crash in C): a new one may succeed."""
 
 
 class ProcessFailed(RuntimeError):
-    """A child's function raised an exception: a fresh one would raise it again."""
+    """A child's function raised an exception: a new child would raise it again."""
 
 
 def cores() -> int:

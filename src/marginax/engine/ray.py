@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import marginax
-from marginax._checks import missing_package
+from marginax import _checks as checks
 from marginax.engine.interface import Crew, Engine, Listener, Outcome, Task
 from marginax.engine.processes import ProcessDied
 
@@ -26,7 +26,7 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise missing_package("the engine 'ray'", "ray", "ray") from error
+        raise checks.missing_package("the engine 'ray'", "ray", "ray") from error
     return ray
 
 
@@ -54,6 +54,7 @@ class Ray(Engine):
         if cpus <= 0 or gpus < 0:
             raise ValueError(f"a task needs more than 0 CPUs and at least 0 GPUs, got {cpus:g} and {gpus:g}")
         self.cpus, self.gpus = cpus, gpus
+        workers = checks.count("workers", workers)
         ray = self._ray = _ray()
         self._connected_here = not ray.is_initialized()
         if self._connected_here:

@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 FEW = 16  # actions up to which a choice or a sum written out beats indexing and reduction, on a CPU by far
 
 
-def real_array(name: str, value: ArrayLike | None) -> Array:
+def real_array(name: str, value: Any) -> Array:
     """A JAX array of real numbers or flags."""
     try:
         array = value if isinstance(value, jax.Array) else jnp.asarray(value)

@@ -70,8 +70,8 @@ def random_times(
     """
     checks.discount(discount)
     device = None if generator is None else generator.device
-    sizes = shape if isinstance(shape, tuple | list) else (shape,)
-    sizes = [checks.count("shape", size, least=0) for size in sizes]
+    given = shape if isinstance(shape, tuple | list) else (shape,)
+    sizes = [checks.count("shape", size, least=0) for size in given]
     return RandomTimes(torch.rand(sizes, generator=generator, device=device) >= discount, discount)
 
 
