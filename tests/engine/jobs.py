@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -38,6 +39,36 @@ def stubborn(sender):
 
 def variable(sender, name):
     return os.environ.get(name), os.getpid()
+
+
+class Refusal(Exception):
+    """Cannot be unpickled: `Refusal(message)` lacks an argument."""
+
+    def __init__(self, what, why):
+        super().__init__(f"{what}: {why}")
+
+
+class Locked(Exception):
+    """Cannot be pickled."""
+
+    def __init__(self, message):
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+def refuse(sender):
+    raise Refusal("the log", "it is damaged")
+
+
+def lock(sender):
+    raise Locked("the log is locked")
+
+
+class Refused:
+    """An object that cannot be made."""
+
+    def __init__(self):
+        refuse(None)
 
 
 class Sum:

@@ -8,6 +8,7 @@ import pytest
 
 from engine import jobs
 from marginax import engine
+from marginax.engine.ray import _digest, _Resident
 
 
 def test_values_errors_and_messages():
@@ -115,6 +116,15 @@ def test_an_address_without_a_cluster_is_said_at_once():
     for address in ("127.0.0.1:1", "127.0.0.1"):
         with pytest.raises(ConnectionError, match=f"there is no Ray cluster at '{address}'"):
             engine.make("ray", address=address)
+
+
+def test_a_node_with_another_marginax_says_so_when_it_is_called():
+    """Ray would not report what an actor's constructor raises."""
+    pytest.importorskip("ray")
+    resident = _Resident("another digest", jobs.Sum, {"numbers": [1]})
+    with pytest.raises(RuntimeError, match="has another marginax"):
+        resident.call("total", [1])
+    assert _Resident(_digest(), jobs.Sum, {"numbers": [1]}).call("total", [2]).value == 2
 
 
 def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch):
