@@ -37,6 +37,16 @@ def stubborn(sender):
         sender.send({"pid": os.getpid(), "padding": "x" * 3000})
 
 
+def haunted(sender):
+    """Leaves a process that is in no group of ours, and holds the channel open."""
+    ghost = os.fork()
+    if not ghost:
+        os.setsid()
+        time.sleep(600)
+    sender.send({"ghost": ghost})
+    time.sleep(600)
+
+
 def variable(sender, name):
     return os.environ.get(name), os.getpid()
 

@@ -1,8 +1,10 @@
 """The engine on this machine: threads, processes of their own, and objects."""
 
 import os
+import signal
 import sys
 import threading
+import time
 
 import pytest
 
@@ -73,6 +75,20 @@ def test_closing_ends_processes_that_are_being_listened_to():
         list(place.run(tasks, give_up))
     assert not any(os.path.exists(f"/proc/{pid}") for pid in heard)
     assert threading.active_count() == before
+
+
+def test_closing_does_not_wait_for_a_foreign_process_that_holds_the_channel():
+    def give_up(task, message):
+        if message != "started":
+            heard.append(message["ghost"])
+            raise InterruptedError
+
+    heard = []
+    begun = time.monotonic()
+    with pytest.raises(InterruptedError), engine.make("local", workers=1) as place:
+        list(place.run([engine.Task("haunted", jobs.haunted, environment={})], give_up))
+    os.kill(heard[0], signal.SIGKILL)
+    assert time.monotonic() - begun < 30
 
 
 def test_a_run_may_follow_one_that_was_given_up(tmp_path):

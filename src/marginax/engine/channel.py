@@ -1,8 +1,10 @@
 """Messages and memory between processes of this machine: JSON data with NumPy arrays, and bytes that all of them see."""
 
+import contextlib
 import json
 import mmap
 import os
+import socket
 import tempfile
 import threading
 import weakref
@@ -90,6 +92,11 @@ class Channel:
 
     def fileno(self) -> int:
         return self._connection.fileno()
+
+    def hang_up(self) -> None:
+        """End the connection: threads that are sending or receiving get an `EOFError`, even if a foreign process holds the other end."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         with self._lock:

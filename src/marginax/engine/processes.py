@@ -260,7 +260,8 @@ class Child(Channel):
             self._keeper.wait()
             assert self._keeper.stdin is not None
             self._keeper.stdin.close()
-            with self._reading:  # a thread that is receiving sees the end of the channel
+            self.hang_up()
+            with self._reading:
                 self.close()
             _living.discard(self)
 
