@@ -117,6 +117,17 @@ def test_actions_that_are_no_integers_are_refused(actions):
         select_actions(np.ones((2, actions)), np.array([0.0, 1.5], np.float32))
 
 
+def test_constants_of_a_compiled_function_are_checked_as_elsewhere():
+    found = jax.jit(lambda table: select_actions(table, np.array([1, 0])))(
+        jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    )
+    np.testing.assert_array_equal(found, [2, 3])
+    with pytest.raises(ValueError, match=r"clip must be at least 0, got -1\.0"):
+        jax.jit(lambda x: traces_from_log_ratios(x, x, clip=-1.0))(jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"actions must fit into int32, got 4294967296"):
+        jax.jit(lambda table: select_actions(table, np.array([2**32])))(jnp.ones((1, 2)))
+
+
 @pytest.mark.parametrize("kind", [float, np.float32, jnp.asarray])
 @pytest.mark.parametrize("discount", [1.0, -0.5, 2.0])
 def test_random_times_need_a_discount_below_one(discount, kind):
@@ -177,7 +188,7 @@ for function, given in [
         "times must be what random_times returns.",
         f"a {wanted} None",
         f"table {wanted} ndarray of object",
-        "actions must hold whole numbers that fit into int32, got 4294967296",
+        "actions must fit into int32, got 4294967296",
         f"log_mu {wanted} None",
     ]
 

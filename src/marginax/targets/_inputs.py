@@ -28,8 +28,10 @@ def real_array(name: str, value: Any) -> Array:
         kind = f" of {value.dtype}" if hasattr(value, "dtype") else ""
         got = "None" if value is None else type(value).__name__ + kind
         raise ValueError(f"{name} must be an array of real numbers, got {got}")
-    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and not np.array_equal(value, array):
-        raise ValueError(f"{name} must hold whole numbers that fit into {array.dtype}, got {value.max()}")
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+        wrong = value != value.astype(array.dtype)
+        if wrong.any():
+            raise ValueError(f"{name} must fit into {array.dtype}, got {value[wrong][0]}")
     return array
 
 
@@ -38,16 +40,16 @@ def compiled(function: F) -> F:
 
     Arguments are made arrays first: of a list, `jax.jit` would make one argument for each entry.
     """
-    parameters = inspect.signature(function)
-    options = {"steps", "stop_gradient", "backend"}.intersection(parameters.parameters)
+    signature = inspect.signature(function)
+    options = {"steps", "stop_gradient", "backend"}.intersection(signature.parameters)
     program = jax.jit(function, static_argnames=tuple(options))
 
     @wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        given = parameters.bind(*arguments, **named).arguments
+        given = signature.bind(*arguments, **named).arguments
         for name, value in given.items():
-            optional = value is None and parameters.parameters[name].default is None
-            if not optional and name not in {*options, "times"}:
+            omitted = value is None and signature.parameters[name].default is None
+            if not omitted and name not in {*options, "times"}:
                 given[name] = real_array(name, value)
         return program(**given)
 
@@ -164,8 +166,8 @@ def traces_from_log_ratios(
         except ValueError:
             raise ValueError(f"{name} must fit the shape {shape}, got {array.shape}") from None
     for name, allowed in (("clip", "at least 0"), ("decay", "at least 0"), ("temperature", "positive")):
-        if not isinstance(arrays[name], jax.core.Tracer):
-            values = np.asarray(arrays[name])
+        if not isinstance(given[name], jax.core.Tracer):
+            values = np.asarray(given[name])
             bad = ~(values > 0 if allowed == "positive" else values >= 0)
             if bad.any():
                 raise ValueError(f"{name} must be {allowed}, got {values[bad][0]}")
