@@ -1,4 +1,4 @@
-"""From policies and action values to what targets take: values of the actions taken, means, traces."""
+"""What targets take: checked arrays, and from policies and action values the values of the actions taken, means and traces."""
 
 import inspect
 from collections.abc import Callable
@@ -18,7 +18,7 @@ FEW = 16  # actions up to which a choice or a sum written out beats indexing and
 
 
 def real_array(name: str, value: Any) -> Array:
-    """A JAX array of real numbers or flags."""
+    """Returns `value` as a JAX array of real numbers or flags; raises for anything else, by name."""
     try:
         array = value if isinstance(value, jax.Array) else jnp.asarray(value)
         is_real = jnp.isdtype(array.dtype, ("bool", "integral", "real floating"))
