@@ -1,6 +1,7 @@
 """Files: whole or not there, and damage anywhere is noticed."""
 
 import errno
+import os
 
 import numpy as np
 import pytest
@@ -30,6 +31,18 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_has_the_mode_of_the_umask_which_is_never_changed(tmp_path, monkeypatch):
+    """The umask belongs to all threads: one that sets it for a moment changes the files of the others."""
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as frozen:
+            frozen.setattr(os, "umask", None)
+            atomic_write(tmp_path / "a", lambda file: file.write(b"x"))
+        assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(before)
+
+
 def test_an_unwritable_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"cannot write to the folder .*file"):
@@ -37,8 +50,9 @@ def test_an_unwritable_folder_is_named(tmp_path):
 
 
 def test_csv_keeps_integers_and_nine_digits(tmp_path):
-    write_csv(tmp_path / "t.csv", ["n", "x", "s"], [[1, np.float32(0.5), "a,b"], [2, 1 / 3, None]])
-    assert (tmp_path / "t.csv").read_text() == 'n,x,s\n1,0.5,"a,b"\n2,0.333333333,\n'
+    rows = [[1, np.float32(0.5), "a,b"], [np.int64(12_345_678_901), 1 / 3, None]]
+    write_csv(tmp_path / "t.csv", ["n", "x", "s"], rows)
+    assert (tmp_path / "t.csv").read_text() == 'n,x,s\n1,0.5,"a,b"\n12345678901,0.333333333,\n'
 
 
 ARRAYS = {"x": np.arange(3.0), "file": np.array([[True]]), "0/steps": np.array(7), "empty": np.zeros((0, 2))}

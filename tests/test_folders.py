@@ -43,6 +43,15 @@ def test_what_is_pushed_is_there_and_is_fetched_again(there):
     assert files(folder) == {"a/two.npz", "b.json"}  # what was not fetched is not removed
 
 
+def test_the_name_of_a_folder_may_end_with_a_dot(tmp_path):
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("fsspec")
+    (tmp_path / "v1.").mkdir()
+    (tmp_path / "v1." / "a").write_text("1")
+    with opened(f"file://{tmp_path}/v1.") as here:
+        assert files(here) == {"a"}
+
+
 def test_a_folder_in_a_copy_is_opened_elsewhere(there):
     address, folder = there
     with opened(address) as here:

@@ -1,5 +1,6 @@
 """The conformance kit: our own targets and rlax's, and small copies of known mistakes."""
 
+import jaxtyping
 import numpy as np
 import pytest
 import rlax
@@ -127,6 +128,14 @@ def test_an_error_and_a_wrong_shape_are_rows_of_the_report():
 def test_another_name_is_refused():
     with pytest.raises(ValueError, match="algorithm must be one of retrace, vtrace"):
         check_targets(our_retrace, "sarsa")
+
+
+def test_values_of_another_type_are_refused(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # its run-time checks would come first
+    with pytest.raises(ValueError, match="fn must be a function that returns targets, got NoneType"):
+        check_targets(None, "retrace")
+    with pytest.raises(ValueError, match=r"algorithm must be one of retrace, .* got None"):
+        check_targets(our_retrace, None)
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def choice(name: str, value: str, choices: Iterable[str]) -> str:
     known = list(choices)
     if value in known:
         return value
-    near = difflib.get_close_matches(value, known, n=1)
+    near = difflib.get_close_matches(str(value), known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}{hint}")
 

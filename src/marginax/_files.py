@@ -1,15 +1,17 @@
-"""Files that are whole or not there, and that notice when they were damaged."""
+"""Files that are written completely or not at all, with checksums that reveal damage."""
 
 import csv
 import hashlib
 import io
 import json
+import numbers
 import os
+import secrets
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, SupportsFloat
 
 import numpy as np
 
@@ -26,18 +28,15 @@ def atomic_write(path: Path, write: Callable[[BinaryIO], object]) -> None:
     Raises:
         OSError: the disk is full or the folder cannot be written; `path` is then as it was.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
+        os.replace(temporary, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -69,7 +68,8 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object
 
 
 def _cell(value: object) -> object:
-    return f"{float(value):.9g}" if hasattr(value, "__float__") and not isinstance(value, int) else value
+    is_whole = isinstance(value, numbers.Integral)
+    return f"{float(value):.9g}" if isinstance(value, SupportsFloat) and not is_whole else value
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:

@@ -124,7 +124,7 @@ class _Copy:
     def fetch(self, inside: str) -> None:
         from pyarrow.fs import FileSelector, FileType
 
-        place = f"{self.root}/{inside}".rstrip("/.")
+        place = f"{self.root}/{inside}" if inside not in ("", ".") else self.root
         for info in self.system.get_file_info(FileSelector(place, allow_not_found=True, recursive=True)):
             path = self.here / Path(info.path.lstrip("/")).relative_to(self.root.lstrip("/"))
             unwanted = path.name.startswith(".") or (self.without and path.match(self.without))

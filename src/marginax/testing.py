@@ -280,6 +280,8 @@ def check_targets(
     >>> check_targets(retrace, "retrace").broken
     ('NaN in v_next after an end is not read', "NaN in an episode's first ratio is not read")
     """
+    if not callable(fn):
+        raise ValueError(f"fn must be a function that returns targets, got {type(fn).__name__}")
     checks.choice("algorithm", algorithm, ARGUMENTS)
     if decay is None:
         decay = 0.8 if algorithm == "peng" else 1.0

@@ -34,6 +34,11 @@ def eof(channel):
     raise EOFError("an empty file")
 
 
+def crash(channel):
+    print("out of luck")
+    os._exit(3)
+
+
 def hang(channel, grandchildren=0):
     """Hangs in C with a stopped signal, having started another of our children and a foreign process."""
     child = processes.start(hang, {}, name="grandchild") if grandchildren else None

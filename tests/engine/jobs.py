@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -29,8 +30,55 @@ def die(sender):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stubborn(sender):
+    """Sends messages for ever, SIGTERM or not."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        sender.send({"pid": os.getpid(), "padding": "x" * 3000})
+
+
+def haunted(sender):
+    """Leaves a process that is in no group of ours, and holds the channel open."""
+    ghost = os.fork()
+    if not ghost:
+        os.setsid()
+        time.sleep(600)
+    sender.send({"ghost": ghost})
+    time.sleep(600)
+
+
 def variable(sender, name):
     return os.environ.get(name), os.getpid()
+
+
+class Refusal(Exception):
+    """Cannot be unpickled: `Refusal(message)` lacks an argument."""
+
+    def __init__(self, what, why):
+        super().__init__(f"{what}: {why}")
+
+
+class Locked(Exception):
+    """Cannot be pickled."""
+
+    def __init__(self, message):
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+def refuse(sender):
+    raise Refusal("the log", "it is damaged")
+
+
+def lock(sender):
+    raise Locked("the log is locked")
+
+
+class Refused:
+    """An object that cannot be made."""
+
+    def __init__(self):
+        refuse(None)
 
 
 class Sum:

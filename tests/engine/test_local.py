@@ -1,12 +1,16 @@
 """The engine on this machine: threads, processes of their own, and objects."""
 
 import os
+import signal
 import sys
+import threading
+import time
 
 import pytest
 
 from engine import jobs
 from marginax import engine
+from marginax.engine.ray import _digest, _Resident
 
 
 def test_values_errors_and_messages():
@@ -55,6 +59,51 @@ def test_a_task_with_variables_has_a_process_and_is_started_again_when_it_is_kil
     assert killed and found["counter"][0] == 4 and found["counter"][1] >= 2
 
 
+def test_closing_ends_processes_that_are_being_listened_to():
+    """Each has a thread that receives its messages all the while."""
+    heard = set()
+
+    def give_up(task, message):
+        if message != "started":
+            heard.add(message["pid"])
+        if len(heard) == 3:
+            raise InterruptedError
+
+    tasks = [engine.Task(f"{k}", jobs.stubborn, environment={}) for k in range(3)]
+    before = threading.active_count()
+    with pytest.raises(InterruptedError), engine.make("local", workers=3) as place:
+        list(place.run(tasks, give_up))
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in heard)
+    assert threading.active_count() == before
+
+
+def test_closing_does_not_wait_for_a_foreign_process_that_holds_the_channel():
+    def give_up(task, message):
+        if message != "started":
+            heard.append(message["ghost"])
+            raise InterruptedError
+
+    heard = []
+    begun = time.monotonic()
+    with pytest.raises(InterruptedError), engine.make("local", workers=1) as place:
+        list(place.run([engine.Task("haunted", jobs.haunted, environment={})], give_up))
+    os.kill(heard[0], signal.SIGKILL)
+    assert time.monotonic() - begun < 30
+
+
+def test_a_run_may_follow_one_that_was_given_up(tmp_path):
+    given = {"folder": str(tmp_path), "until": 10, "pause": 0.05}
+    here = engine.Task("here", jobs.variable, {"name": "MARGINAX_TEST"})
+    there = [
+        engine.Task(name, jobs.count, {**given, "name": name}, environment={}, resumes=False) for name in "ab"
+    ]
+    with engine.make("local", workers=4) as place:
+        assert next(place.run([here, there[0]])).task is here
+        outcomes = list(place.run([here, there[1]]))
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    assert (tmp_path / "b").read_text() == "10"
+
+
 def test_objects_of_a_crew_are_called_in_order_and_merged():
     with engine.make("local") as place:
         crew = place.crew(jobs.Sum, [{"numbers": [1, 2]}, {"numbers": [3]}, {"numbers": [4]}])
@@ -83,6 +132,15 @@ def test_an_address_without_a_cluster_is_said_at_once():
     for address in ("127.0.0.1:1", "127.0.0.1"):
         with pytest.raises(ConnectionError, match=f"there is no Ray cluster at '{address}'"):
             engine.make("ray", address=address)
+
+
+def test_a_node_with_another_marginax_says_so_when_it_is_called():
+    """Ray would not report what an actor's constructor raises."""
+    pytest.importorskip("ray")
+    resident = _Resident("another digest", jobs.Sum, {"numbers": [1]})
+    with pytest.raises(RuntimeError, match="has another marginax"):
+        resident.call("total", [1])
+    assert _Resident(_digest(), jobs.Sum, {"numbers": [1]}).call("total", [2]).value == 2
 
 
 def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch):

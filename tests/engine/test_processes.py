@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -68,6 +69,25 @@ def test_what_raises_fails_and_what_is_killed_dies():
         assert processes.wait([child], timeout=60) == [child]
         with pytest.raises(processes.ProcessDied, match=r"worker 4 was killed \(SIGKILL\)"):
             child.receive()
+
+
+def test_the_last_words_of_a_process_are_told():
+    child = processes.start(children.crash, name="worker 5")
+    with pytest.raises(processes.ProcessDied, match="worker 5 ended with status 3: out of luck"):
+        child.receive()
+
+
+@pytest.mark.parametrize(
+    "wrong", [b"bytes", {"a": [b"bytes"]}, np.ones(2, "f4,i4"), jnp.ones(2, jnp.bfloat16)]
+)
+def test_what_would_arrive_as_something_else_is_not_sent(wrong):
+    with processes.start(children.echo, {"times": 1}) as child:
+        with pytest.raises(
+            (TypeError, ValueError), match=r"bytes is not JSON|must not have arrays of the type"
+        ):
+            child.send(wrong)
+        child.send("whole")
+        assert child.receive(timeout=60) == "whole"
 
 
 def test_only_functions_that_have_a_name_can_be_started():

@@ -237,6 +237,20 @@ def test_values_errors_messages_and_resources(place):
         engine.make("ray", gpus=2)
 
 
+def test_exceptions_that_cannot_be_pickled_and_objects_that_cannot_be_made_say_why(place):
+    tasks = [engine.Task("refuse", jobs.refuse), engine.Task("lock", jobs.lock)]
+    errors = {outcome.task.name: outcome.error for outcome in place.run(tasks)}
+    assert {name: str(error) for name, error in errors.items()} == {
+        "refuse": "Refusal: the log: it is damaged",
+        "lock": "Locked: the log is locked",
+    }
+    assert not any(isinstance(error, processes.ProcessDied) for error in errors.values())
+    crew = place.crew(jobs.Refused, [{}, {}])
+    with pytest.raises(RuntimeError, match=r"^Refusal: the log: it is damaged$"):
+        list(crew.call("total"))
+    crew.close()
+
+
 def test_tasks_that_are_lost_carry_on_elsewhere(place, losses, tmp_path):
     given = {"folder": str(tmp_path), "until": 20, "pause": 0.2}
     tasks = [engine.Task(f"count {name}", jobs.count, {**given, "name": name}) for name in "abc"]

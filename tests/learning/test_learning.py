@@ -81,6 +81,26 @@ def test_long_sequences_take_the_sum_by_pairs_and_get_the_same_targets():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("visits", ["each", "mean"])
+@pytest.mark.parametrize("weights", [None, np.ones((50, 4, 50, 4))])
+def test_indices_of_few_bits_learn_the_same(weights, visits):
+    """There are more pairs than 8 bits count."""
+    rng = np.random.default_rng(0)
+    pi = rng.dirichlet(np.ones(4), size=50)
+    rewards = rng.normal(size=(3, 8)).astype(np.float32)
+    walk, actions = rng.integers(50, size=(3, 9)), rng.integers(4, size=(3, 8))
+
+    def learned(dtype):
+        states, following, taken = (x.astype(dtype) for x in (walk[:, :-1], walk[:, 1:], actions))
+        flags = rewards < 9
+        stream = mx.trajectories.Trajectory(
+            states, taken, rewards, np.full_like(rewards, 0.9), following, ~flags, None, flags
+        )
+        return learning.evaluate(stream, pi, pi, weights, visits=visits)
+
+    np.testing.assert_array_equal(learned(np.int8), learned(np.int32))
+
+
 def test_many_seeds_equal_one_after_another():
     mdp, pi, mu = WORLD
     c = mx.traces.retrace(pi, mu)

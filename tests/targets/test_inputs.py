@@ -69,10 +69,17 @@ def test_nan_stays_nan():
     assert np.isnan(traces_from_log_ratios(np.nan, 0.0))
 
 
-@pytest.mark.parametrize(("name", "value"), [("clip", -1.0), ("decay", -0.1), ("temperature", 0.0)])
-def test_numbers_out_of_range_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        traces_from_log_ratios(0.0, 0.0, **{name: value})
+@pytest.mark.parametrize("kind", [float, np.float32, jnp.asarray])
+@pytest.mark.parametrize(
+    ("name", "value"), [("clip", -1.0), ("clip", INF * 0), ("decay", -0.1), ("temperature", 0.0)]
+)
+def test_numbers_out_of_range_are_refused(name, value, kind):
+    with pytest.raises(ValueError, match=f"{name} must be .*, got {value}"):
+        traces_from_log_ratios(0.0, 0.0, **{name: kind(value)})
+    with pytest.raises(ValueError, match=f"{name} must be .*, got {value}"):
+        traces_from_log_ratios(
+            np.zeros(2), np.zeros(2), **{name: kind([1.0, value]) if kind is jnp.asarray else kind(value)}
+        )
 
 
 @pytest.mark.parametrize("actions", [1, 3, 40])
@@ -110,17 +117,29 @@ def test_actions_that_are_no_integers_are_refused(actions):
         select_actions(np.ones((2, actions)), np.array([0.0, 1.5], np.float32))
 
 
-@pytest.mark.parametrize("discount", [1.0, -0.1, 2])
-def test_random_times_need_a_discount_below_one(discount):
+def test_constants_of_a_compiled_function_are_checked_as_elsewhere():
+    found = jax.jit(lambda table: select_actions(table, np.array([1, 0])))(
+        jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    )
+    np.testing.assert_array_equal(found, [2, 3])
+    with pytest.raises(ValueError, match=r"clip must be at least 0, got -1\.0"):
+        jax.jit(lambda x: traces_from_log_ratios(x, x, clip=-1.0))(jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"actions must fit into int32, got 4294967296"):
+        jax.jit(lambda table: select_actions(table, np.array([2**32])))(jnp.ones((1, 2)))
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, jnp.asarray])
+@pytest.mark.parametrize("discount", [1.0, -0.5, 2.0])
+def test_random_times_need_a_discount_below_one(discount, kind):
     with pytest.raises(ValueError, match=rf"discount must lie in \[0, 1\), got {discount}"):
-        random_times(jax.random.key(0), 3, discount)
+        random_times(jax.random.key(0), 3, kind(discount))
 
 
-def test_an_unknown_backend_and_what_is_missing_are_refused():
+def test_arguments_of_another_kind_are_refused():
     """Outside pytest, whose run-time type checks would come first."""
     program = """
-import jax.numpy as jnp
-from marginax.targets import marginalized, multi_step
+import jax.numpy as jnp, numpy as np
+from marginax.targets import *
 one = jnp.ones(3)
 for function, values, last, options in [
     (multi_step, one, 1.0, {"backend": "scam"}),
@@ -128,9 +147,25 @@ for function, values, last, options in [
     (marginalized, one, jnp.ones((3, 3)), {"backend": "scam"}),
     (multi_step, None, 1.0, {}),
     (marginalized, one, None, {}),
+    (multi_step, "one", 1.0, {}),
+    (multi_step, np.ones(3, complex), 1.0, {}),
+    (multi_step, np.ma.ones(3), 1.0, {}),
+    (vtrace, one, [1, 2, "x"], {"rhos": 1}),
+    (multi_step, one, 1.0, {"valid": {}}),
+    (multi_step, one, 1.0, {"times": 3}),
 ]:
     try:
         function(values, one, one, 0.9, last, **options)
+    except ValueError as error:
+        print(error)
+for function, given in [
+    (recursion, (one, None)),
+    (expectation, (np.array([None]), one)),
+    (select_actions, (jnp.ones((1, 2)), np.array([2**32]))),
+    (traces_from_log_ratios, (one, None)),
+]:
+    try:
+        function(*given)
     except ValueError as error:
         print(error)
 """
@@ -140,8 +175,22 @@ for function, values, last, options in [
     )
     found = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     said = "backend must be one of auto, scan, associative, got 'scam'; did you mean 'scan'?"
-    missing = [f"{name} must be an array, got None." for name in ("q", "weights")]
-    assert found.stdout.splitlines() == [said] * 3 + missing
+    wanted = "must be an array of real numbers, got"
+    assert found.stdout.splitlines() == [
+        *[said] * 3,
+        f"q {wanted} None",
+        f"weights {wanted} None",
+        f"q {wanted} str",
+        f"q {wanted} ndarray of complex128",
+        f"q {wanted} MaskedArray of float64",
+        f"traces {wanted} list",
+        f"valid {wanted} dict",
+        "times must be what random_times returns.",
+        f"a {wanted} None",
+        f"table {wanted} ndarray of object",
+        "actions must fit into int32, got 4294967296",
+        f"log_mu {wanted} None",
+    ]
 
 
 def test_shapes_that_do_not_fit_are_refused():

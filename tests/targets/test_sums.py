@@ -366,3 +366,10 @@ def test_n_step_needs_a_step():
 def test_whole_numbers_and_numbers_for_all_steps_are_welcome():
     result = targets.multi_step([1, 2], np.array([2, 9]), jnp.array([1, 1]), 0.5, 1)
     np.testing.assert_allclose(result, [2 + 0.5 * 3.5, 5.5])
+
+
+def test_a_list_is_one_argument_of_the_compiled_program():
+    """Not one for each of its entries, which takes a second to compile for a thousand of them."""
+    program = jax.make_jaxpr(lambda x: targets.multi_step([1.0] * 50, x, [0.0] * 50, 0.9, 1.0))(jnp.ones(50))
+    inner = next(equation for equation in program.eqns if equation.primitive.name == "jit")
+    assert len(inner.invars) == 5

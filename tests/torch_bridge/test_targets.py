@@ -4,6 +4,7 @@ python -m venv torch-env && torch-env/bin/pip install -e . --group test torch==2
 torch-env/bin/pytest tests/torch_bridge src/marginax/torch
 """
 
+import functools
 import inspect
 import math
 import subprocess
@@ -270,7 +271,14 @@ def test_the_same_names_and_arguments():
     [
         ({"q": torch.tensor(1.0)}, "q must have at least one step along dim=-1"),
         ({"q": torch.zeros(2, 0)}, "q must have at least one step along dim=-1"),
-        ({"rewards": None}, "rewards must be a tensor, got None"),
+        ({"rewards": None}, "rewards must be a tensor of real numbers, got None"),
+        ({"rewards": "abc"}, "rewards must be a tensor of real numbers, got str"),
+        (
+            {"rewards": torch.zeros(2, 3) * 1j},
+            r"rewards must be a tensor of real numbers, got torch\.complex64",
+        ),
+        ({"truncated": {}}, "truncated must be a tensor of real numbers, got dict"),
+        ({"dim": 2}, r"q must have at least one step along dim=2, but has shape \(2, 3\)"),
         ({"v_next": torch.zeros(4)}, r"v_next must be a number or have shape \(2, 3\)"),
         ({"weights": torch.zeros(2, 3, 2)}, r"weights must have shape \(2, 3\) or \(2, 3, 3\)"),
         (
@@ -283,6 +291,54 @@ def test_shapes_that_do_not_fit_are_refused(change, message):
     arguments = dict.fromkeys(["q", "v_next", "rewards", "discounts", "weights"], torch.ones(2, 3)) | change
     with pytest.raises(ValueError, match=message):
         targets.marginalized(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: targets.recursion(x, torch.ones(4)), r"a must have the shape \(2, 3\) of b"),
+        (lambda x: targets.recursion(x, torch.ones(2, 1)), r"a must have the shape \(2, 3\) of b"),
+        (lambda x: targets.recursion(x, x, torch.ones(3) < 0), r"cut must have the shape \(2, 3\) of b"),
+        (lambda x: targets.recursion(x, None), "a must be a tensor of real numbers, got None"),
+        (lambda x: targets.recursion(x[:, :0], x[:, :0]), "b must have at least one step along dim=-1"),
+        (
+            lambda x: targets.select_actions(1.0, 0),
+            r"table must have shape \[\.\.\., A\] with A >= 1, got \(\)",
+        ),
+        (lambda x: targets.select_actions(x, "up"), "actions must be a tensor of real numbers, got str"),
+        (
+            lambda x: targets.expectation(x, torch.ones(3)),
+            r"policy must have table's shape \(2, 3\), got \(3,\)",
+        ),
+        (lambda x: targets.expectation("x", x), "table must be a tensor of real numbers, got str"),
+        (
+            lambda x: targets.traces_from_log_ratios(x, torch.ones(4)),
+            r"log_mu must fit the shape \(2, 3\), got \(4,\)",
+        ),
+        (lambda x: targets.random_times(None, (2, -1), 0.5), "shape must be at least 0, got -1"),
+    ],
+)
+def test_what_does_not_fit_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(torch.ones(2, 3))
+
+
+def test_lists_are_tensors():
+    assert targets.select_actions([[1.0, 2.0]], [1]).tolist() == [2.0]
+    assert targets.expectation([1.0, 3.0], [0.5, 0.5]).item() == 2.0
+    assert targets.recursion([1.0, 2.0], [0.5, 0.5]).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_function_transforms(name):
+    """`torch.func` goes over batches and differentiates as autograd does."""
+    function = functools.partial(functions(name)[0], stop_gradient=False)
+    inputs = tensors(batch(8), [*NAMES[name], "truncated"])
+    torch.testing.assert_close(torch.vmap(function)(*inputs), function(*inputs))
+    first = inputs[0].clone().requires_grad_()
+    function(first, *inputs[1:]).square().sum().backward()
+    by_transform = torch.vmap(torch.func.grad(lambda *x: function(*x).square().sum()))(*inputs)
+    torch.testing.assert_close(by_transform, first.grad)
 
 
 @pytest.mark.parametrize("name", ["clip", "decay", "temperature"])

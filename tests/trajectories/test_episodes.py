@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import jax
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -237,6 +238,25 @@ def test_states_that_32_bits_do_not_hold_are_refused():
     episode = {"observations": [0, 2**32, 2], "actions": [0, 1], "rewards": [0.0, 1.0], "terminated": True}
     with pytest.raises(ValueError, match=r"episode 0: observations must be below 2\*\*31, got 4294967296"):
         from_episodes([episode], 0.9)
+
+
+@pytest.mark.parametrize("field", ["rewards", "behaviour"])
+def test_numbers_that_single_precision_does_not_hold_are_refused(field):
+    episode = {"observations": [0, 1], "actions": [0], "rewards": [0.0], "terminated": True}
+    wrong, said = (
+        (1e300, "reward inf is not a finite") if field == "rewards" else (1e-300, "probability is 0")
+    )
+    with pytest.raises(ValueError, match=rf"episode 0, step 0: .*{said}"):
+        from_episodes([episode | {field: [wrong]}], 0.9)
+
+
+@pytest.mark.parametrize("field", ["actions", "truncated", "behaviour"])
+def test_fields_of_another_shape_are_refused(field, monkeypatch):
+    fields = vars(from_episodes([{"observations": [0, 1, 2], "actions": [0, 1], "rewards": [0, 1]}], 0.9))
+    fields = fields | {"behaviour": fields["rewards"]}
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # its run-time checks would come first
+    with pytest.raises(ValueError, match=rf"{field} must have the shape \(1, 2\) of states, got \(1, 1\)"):
+        Trajectory(**fields | {field: fields[field][:, :1]})
 
 
 def test_behaviour_probabilities_of_1_may_be_integers():

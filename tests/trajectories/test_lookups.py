@@ -106,6 +106,14 @@ def test_tables_of_another_shape_are_refused(drawn):
             r"pi must have the shape \(6, 2\) of q",
         ),
         (
+            lambda: trajectories.gather_weights(batch, np.ones((6, 2))),
+            r"weights must have shape \[S, A, S, A\] or \[S, S\], got \(6, 2\)",
+        ),
+        (
+            lambda: trajectories.gather_pairs(batch, np.ones((0, 6, 2))),
+            r"table must have shape \[S, A\] or \[H, S, A\], got \(0, 6, 2\)",
+        ),
+        (
             lambda: trajectories.gather_states(batch, np.ones((6, 2))),
             r"v must have shape \[S\], got \(6, 2\)",
         ),

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -175,6 +176,14 @@ def test_bad_input_is_refused(problem, change, message):
     arguments = {"policy": mu, "key": jax.random.key(0), "episodes": 2, "horizon": 3} | change
     with pytest.raises(ValueError, match=message):
         sample(mdp, **arguments)
+
+
+def test_what_a_problem_returns_is_no_mdp(monkeypatch):
+    """Problems come with two policies."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # its run-time checks would come first
+    problem = mx.problems.chain(n=3, actions=2)
+    with pytest.raises(ValueError, match="mdp must be a TabularMDP or its sampling_tables, got "):
+        sample(problem, problem[1], jax.random.key(0), episodes=1, horizon=2)
 
 
 def test_a_single_precision_policy_is_one(problem):

@@ -1,8 +1,10 @@
 """Messages and memory between processes of this machine: JSON data with NumPy arrays, and bytes that all of them see."""
 
+import contextlib
 import json
 import mmap
 import os
+import socket
 import tempfile
 import threading
 import weakref
@@ -91,22 +93,28 @@ class Channel:
     def fileno(self) -> int:
         return self._connection.fileno()
 
+    def hang_up(self) -> None:
+        """End the connection: threads that are sending or receiving get an `EOFError`, even if a foreign process holds the other end."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
-        self._connection.close()
+        with self._lock:
+            self._connection.close()
 
     def _receive(self, timeout: float | None) -> tuple[int, Any]:
-        if not self.poll(timeout):
-            raise TimeoutError(f"no message within {timeout} s")
         arrays: list[np.ndarray] = []
         try:
-            text = self._connection.recv_bytes()
-            kind, message = json.loads(text, object_hook=lambda found: _with_array(found, arrays))
-            for array in arrays:
-                if array.size:
-                    self._connection.recv_bytes_into(_bytes(array))
-        except OSError as error:
+            if self.poll(timeout):
+                text = self._connection.recv_bytes()
+                kind, message = json.loads(text, object_hook=lambda found: _with_array(found, arrays))
+                for array in arrays:
+                    if array.size:
+                        self._connection.recv_bytes_into(_bytes(array))
+                return kind, message
+        except OSError as error:  # broken, or closed by `stop`
             raise EOFError("the other process is gone") from error
-        return kind, message
+        raise TimeoutError(f"no message within {timeout} s")
 
 
 def wait(channels: Sequence[Any], timeout: float | None = None) -> list[Any]:
@@ -124,13 +132,13 @@ def _without_arrays(value: Any, arrays: list[np.ndarray]) -> Any:
         return value.item()
     if hasattr(value, "__array__"):
         array = np.ascontiguousarray(value).reshape(np.shape(value))
-        if array.dtype.hasobject:
-            raise ValueError("a message must not have arrays of Python objects")
+        if array.dtype.hasobject or np.dtype(array.dtype.str) != array.dtype:
+            raise ValueError(f"a message must not have arrays of the type {array.dtype}")
         arrays.append(array)
         return {_ARRAY: [array.dtype.str, list(array.shape)]}
     if isinstance(value, Mapping):
         return {str(key): _without_arrays(entry, arrays) for key, entry in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_without_arrays(entry, arrays) for entry in value]
     return value
 

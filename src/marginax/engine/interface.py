@@ -6,13 +6,15 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from marginax import _checks as checks
+
 
 @runtime_checkable
 class Sender(Protocol):
     """What a task's function gets as its first argument."""
 
     def send(self, message: Any) -> None:
-        """Tell whoever runs the engine something, such as progress; JSON data."""
+        """Send a message to the listener of `Engine.run`, such as progress; JSON data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,7 @@ Listener = Callable[[Task, Any], None]
 
 
 class Crew(abc.ABC):
-    """Objects of one kind, each where its share of the work is: a part of a log, say. Calls reach all of them."""
+    """Objects of one kind, each beside its share of the data, such as a part of a log. A call reaches all of them."""
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -81,11 +83,11 @@ class Crew(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Let the objects go."""
+        """Release the objects."""
 
     @abc.abstractmethod
     def share(self, value: Any) -> Callable[[], Any]:
-        """A function that returns the value wherever the objects are; the value travels once."""
+        """A function that returns the value where the objects are. The value is sent once, not with every call."""
 
 
 class Engine(abc.ABC):
@@ -152,6 +154,7 @@ def make(
     ...     [outcome.value for outcome in place.run([Task("three", lambda sender: 3)])]
     [3]
     """
+    cpus, gpus = checks.number("cpus", cpus), checks.number("gpus", gpus)
     if engine == "local":
         from marginax.engine.local import Local
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from marginax import _checks as checks
 from marginax.engine import processes
 from marginax.engine.interface import Crew, Engine, Listener, Outcome, Task
 
@@ -29,11 +30,9 @@ class Local(Engine):
     """
 
     def __init__(self, workers: int = 2) -> None:
-        if workers < 1:
-            raise ValueError(f"workers must be at least 1, got {workers}")
-        self.workers = workers
+        self.workers = checks.count("workers", workers)
         self._threads: list[threading.Thread] = []
-        self._children: dict[int, processes.Child] = {}
+        self._children: set[processes.Child] = set()
         self._closing = False
 
     def run(self, tasks: Sequence[Task], listen: Listener | None = None) -> Iterator[Outcome]:
@@ -70,7 +69,7 @@ class Local(Engine):
 
     def close(self, interrupted: bool = False) -> None:
         self._closing = True
-        processes.stop(list(self._children.values()))
+        processes.stop(list(self._children))
         if interrupted:
             _abandoned.extend(self._threads)
             return
@@ -103,7 +102,9 @@ class Local(Engine):
             child = processes.start(
                 task.function, task.arguments, name=task.name, environment=task.environment
             )
-            self._children[number] = child
+            self._children.add(child)
+            if self._closing:  # perhaps `close` has not seen this child
+                child.stop()
             try:
                 with child:
                     for message in child.messages():
@@ -114,7 +115,7 @@ class Local(Engine):
                     raise
                 events.put(_Event(number, {"state": "restarted", "reason": str(died)}, over=False))
             finally:
-                del self._children[number]
+                self._children.discard(child)
 
 
 class LocalCrew(Crew):

@@ -57,11 +57,11 @@ _living: "weakref.WeakSet[Child]" = weakref.WeakSet()
 
 
 class ProcessDied(RuntimeError):
-    """A child ended without a word (killed, out of memory, a crash in C): a fresh one may succeed."""
+    """A child ended without a result and without an exception (killed, out of memory, a crash in C): a new one may succeed."""
 
 
 class ProcessFailed(RuntimeError):
-    """A child's function raised an exception: a fresh one would raise it again."""
+    """A child's function raised an exception: a new child would raise it again."""
 
 
 def cores() -> int:
@@ -128,6 +128,8 @@ class Child(Channel):
         self.result: Any = None
         self._log, self._tail = log, collections.deque[str](maxlen=5)
         self._over = False
+        self._reading = threading.Lock()  # held by the thread that reads the channel
+        self._ending = threading.Lock()  # held by the thread that signals the process or reaps it
         files = [there.fileno()] + ([memory.file] if memory else [])
         given = [name, *map(str, files), *([str(memory.size)] if memory else [])]
         code = "from marginax.engine.processes import _main; _main()"
@@ -151,8 +153,8 @@ class Child(Channel):
             start_new_session=True,
         )
         _living.add(self)
-        if log is None:
-            threading.Thread(target=self._forward, daemon=True).start()
+        self._forwarding = threading.Thread(target=self._forward, daemon=True)
+        self._forwarding.start()
         self.send({"function": address, "arguments": arguments})
 
     def send(self, message: Any, kind: int = MESSAGE) -> None:
@@ -172,7 +174,8 @@ class Child(Channel):
         if self._over:
             raise EOFError(f"{self.name} is over")
         try:
-            kind, message = self._receive(timeout)
+            with self._reading:
+                kind, message = self._receive(timeout)
         except EOFError:
             raise ProcessDied(f"{self.name} {self._end()}") from None
         if kind == MESSAGE:
@@ -214,6 +217,7 @@ class Child(Channel):
         """Stop, and say how the process ended."""
         self._over = True
         self.stop()
+        self._forwarding.join(_GRACE)
         status = self._process.returncode
         how = f"ended with status {status}" if status >= 0 else f"was killed ({signal.Signals(-status).name})"
         if self._log is not None:
@@ -227,31 +231,48 @@ class Child(Channel):
             print(f"[{self.name}] {line}", file=sys.stderr, flush=True)
 
     def _gone(self, deadline: float) -> None:
-        """Wait for the process to end, without reaping it: as long as it is not reaped its group keeps its number."""
-        with contextlib.suppress(OSError, EOFError, ValueError):
-            while (left := deadline - time.monotonic()) > 0 and self.poll(left):
-                if not os.read(self.fileno(), 1 << 16):
+        """Wait for the process to end, without reaping it: as long as it is not reaped its group keeps its number.
+
+        Messages are thrown away, unless another thread is receiving them.
+        """
+        while (left := deadline - time.monotonic()) > 0 and self._reading.acquire(timeout=left):
+            try:
+                if not self.poll(deadline - time.monotonic()) or not os.read(self.fileno(), 1 << 16):
                     return
+            except (OSError, EOFError):
+                return
+            finally:
+                self._reading.release()
+
+    def _terminate(self) -> None:
+        with self._ending:
+            if self in _living and not self._over:
+                os.kill(self.pid, signal.SIGTERM)
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait()
-        self._keeper.kill()
-        self._keeper.wait()
-        assert self._keeper.stdin is not None
-        self._keeper.stdin.close()
-        self.close()
-        _living.discard(self)
+        with self._ending:
+            if self not in _living:
+                return
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+            self._keeper.kill()
+            self._keeper.wait()
+            assert self._keeper.stdin is not None
+            self._keeper.stdin.close()
+            self.hang_up()
+            with self._reading:
+                self.close()
+            _living.discard(self)
 
 
 def stop(children: Sequence[Child], grace: float = _GRACE) -> None:
     """Stop several children at once: SIGTERM to each now, SIGKILL to what is left after `grace` seconds."""
     running = [child for child in children if child in _living]
     try:
-        for child in running:
-            if grace > 0 and not child._over:
-                os.kill(child.pid, signal.SIGTERM)
+        if grace > 0:
+            for child in running:
+                child._terminate()
         deadline = time.monotonic() + grace
         for child in running:
             child._gone(deadline)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import marginax
-from marginax._checks import missing_package
+from marginax import _checks as checks
 from marginax.engine.interface import Crew, Engine, Listener, Outcome, Task
 from marginax.engine.processes import ProcessDied
 
@@ -26,7 +26,7 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise missing_package("the engine 'ray'", "ray", "ray") from error
+        raise checks.missing_package("the engine 'ray'", "ray", "ray") from error
     return ray
 
 
@@ -54,6 +54,7 @@ class Ray(Engine):
         if cpus <= 0 or gpus < 0:
             raise ValueError(f"a task needs more than 0 CPUs and at least 0 GPUs, got {cpus:g} and {gpus:g}")
         self.cpus, self.gpus = cpus, gpus
+        workers = checks.count("workers", workers)
         ray = self._ray = _ray()
         self._connected_here = not ray.is_initialized()
         if self._connected_here:
@@ -223,16 +224,41 @@ class _Sender:
         ray.get(self.board.put.remote(self.number, message))  # it is there before the task's result
 
 
+def _sending_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces an exception that cannot be pickled or unpickled, which Ray would report as a lost process."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        from ray import cloudpickle
+
+        try:
+            return function(*arguments)
+        except Exception as error:
+            try:
+                cloudpickle.loads(cloudpickle.dumps(error))
+            except Exception:
+                raise RuntimeError(f"{type(error).__name__}: {error}") from None
+            raise
+
+    return call
+
+
 class _Resident:
-    """An object in a process of its own."""
+    """An object in a process of its own. It is made by the first call, which can report an error; an actor's constructor cannot."""
 
     def __init__(self, code: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-        _check_code(code)
-        self.it = make(**arguments)
+        self.code, self.make, self.arguments = code, make, arguments
 
+    @functools.cached_property
+    def it(self) -> Any:
+        _check_code(self.code)
+        return self.make(**self.arguments)
+
+    @_sending_errors
     def call(self, method: str, shared: Sequence[Any], *last: Any) -> Any:
         return getattr(self.it, method)(*shared, *last)
 
+    @_sending_errors
     def merge(self, first: Any, *others: Any) -> Any:
         found = copy.deepcopy(first)  # arrays that have travelled cannot be changed
         for other in others:
@@ -240,6 +266,7 @@ class _Resident:
         return found
 
 
+@_sending_errors
 def _call(code: str, function: Callable[..., Any], arguments: Mapping[str, Any], sender: _Sender) -> Any:
     _check_code(code)
     sender.send("started")

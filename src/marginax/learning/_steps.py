@@ -77,7 +77,7 @@ def check_estimator(estimator: Estimator | None, c: Float[Array, "S A"]) -> None
 def with_seeds(
     trajectories: Any, shape: tuple[int, ...], estimator: Estimator | None
 ) -> tuple[Trajectory, bool]:
-    """Trajectories `[seeds, iterations, T]`, and whether they came without the axis of seeds.
+    """Trajectories `[seeds, iterations, T]` with indices of 32 bits, and whether they came without the axis of seeds.
 
     States and actions are checked against tables `[S, A]`, rewards and discounts to be finite, and discounts to be 0 or that of the
     estimator, unless JAX is tracing them.
@@ -93,9 +93,12 @@ def with_seeds(
         )
     if not any(isinstance(field, jax.core.Tracer) for field in jax.tree.leaves(trajectories)):
         _check_stream(trajectories, shape, getattr(estimator, "discount", None))
-    return (
-        (jax.tree.map(lambda field: field[None], trajectories), True) if ndim == 2 else (trajectories, False)
-    )
+
+    def with_axis(field: Array) -> Array:
+        wide = field.astype(jnp.int32) if jnp.issubdtype(field.dtype, jnp.integer) else field
+        return wide[None] if ndim == 2 else wide
+
+    return jax.tree.map(with_axis, trajectories), ndim == 2
 
 
 def _check_stream(trajectories: Trajectory, shape: tuple[int, ...], gamma: Any) -> None:

@@ -1,25 +1,18 @@
 """The targets: sampled estimates of the operators, and two that do not correct for the behaviour policy."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 
+from ._inputs import compiled
 from ._recursion import BACKENDS, Backend, recursion, shifted, zero_where
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _compiled(function: F) -> F:
-    """`jax.jit` with the options held static."""
-    options = {"steps", "stop_gradient", "backend"}.intersection(function.__annotations__)
-    return jax.jit(function, static_argnames=tuple(options))  # type: ignore[return-value]
 
 
 class RandomTimes(eqx.Module):
@@ -55,18 +48,18 @@ def random_times(key: Array, steps: int, discount: ArrayLike) -> RandomTimes:
         comparable draw by draw.
 
     Raises:
-        ValueError: if `steps` or a discount that is a plain number is out of range.
+        ValueError: if `steps` or a discount that JAX is not tracing is out of range.
 
     >>> v_next, rewards = jnp.array([2.0, 2.0]), jnp.ones(2)
     >>> times = random_times(jax.random.key(0), steps=2, discount=0.9)
     >>> multi_step(jnp.zeros(2), v_next, rewards, jnp.full(2, 0.9), jnp.ones(2), times=times).shape
     (2,)
     """
-    if isinstance(discount, int | float):
+    if np.ndim(discount):
+        raise ValueError(f"discount must be one number, but has shape {np.shape(discount)}.")
+    if not isinstance(discount, jax.core.Tracer):
         checks.discount(discount)
     gamma = jnp.asarray(discount, jnp.result_type(float))
-    if gamma.ndim:
-        raise ValueError(f"discount must be one number, but has shape {gamma.shape}.")
     coins = jax.random.uniform(key, (checks.count("steps", steps),), gamma.dtype)
     return RandomTimes(coins >= gamma, gamma)
 
@@ -93,15 +86,9 @@ class _Steps(NamedTuple):
         return values + recursion(b, a, cut, backend)
 
 
-def _array(name: str, value: ArrayLike | None) -> Array:
-    if value is None:
-        raise ValueError(f"{name} must be an array, got None.")
-    return jnp.asarray(value)
-
-
 def _floats(name: str, value: ArrayLike | None, like: Array | None = None) -> Array:
     """A floating-point array: `[T]`, or if `like` is given, of its shape or a scalar."""
-    array = _array(name, value)
+    array = jnp.asarray(value)
     array = array.astype(jnp.result_type(array, float))
     if like is None and (array.ndim != 1 or array.shape[0] == 0):
         raise ValueError(f"{name} must be a sequence [T] with T >= 1, but has shape {array.shape}.")
@@ -146,6 +133,8 @@ def _steps(
         cut = cut | ~kept | ~_following(kept)
     errors = r + gamma * zero_where(ended, ahead) - first
     if times is not None:
+        if not isinstance(times, RandomTimes):
+            raise ValueError("times must be what random_times returns.")
         stop = _of_length("times.stop", times.stop, first)
         errors = zero_where(~stop, errors / (1 - times.discount))
         gamma = gamma / jnp.where(times.discount == 0, 1, times.discount)
@@ -153,7 +142,7 @@ def _steps(
     return _Steps(first, zero_where(cut, ahead), errors, zero_where(cut, gamma), cut, kept)
 
 
-@_compiled
+@compiled
 def multi_step(
     q: ArrayLike,
     v_next: ArrayLike,
@@ -205,7 +194,7 @@ def multi_step(
     return steps.target(steps.errors, steps.carry * zero_where(steps.cut, c), stop_gradient, backend)
 
 
-@_compiled
+@compiled
 def marginalized(
     q: ArrayLike,
     v_next: ArrayLike,
@@ -244,7 +233,7 @@ def marginalized(
     return _marginalized(steps, steps.errors, weights, stop_gradient, backend)
 
 
-@_compiled
+@compiled
 def vtrace(
     v: ArrayLike,
     v_next: ArrayLike,
@@ -280,7 +269,7 @@ def vtrace(
     return steps.target(steps.kept(rho) * steps.errors, coefficients, stop_gradient, backend)
 
 
-@_compiled
+@compiled
 def marginalized_vtrace(
     v: ArrayLike,
     v_next: ArrayLike,
@@ -317,7 +306,7 @@ def _marginalized(
     steps: _Steps, errors: Array, weights: ArrayLike, stop_gradient: bool, backend: Backend
 ) -> Array:
     """Weighted sums of the errors: for weights `[T]` the recursion itself, for `[T, T]` that of a vector."""
-    w, shape = _array("weights", weights), steps.values.shape
+    w, shape = jnp.asarray(weights), steps.values.shape
     checks.choice("backend", backend, BACKENDS)
     if w.ndim < 2:
         w = _floats("weights", w, steps.values)
@@ -353,7 +342,7 @@ def _sums_of_starts(steps: _Steps, errors: Array, w: Array, backend: Backend) ->
     return row_by_row(errors, w) if backend == "scan" else at_once(errors, w)
 
 
-@_compiled
+@compiled
 def peng(
     v_next: ArrayLike,
     rewards: ArrayLike,
@@ -386,7 +375,7 @@ def peng(
     return steps.target(steps.errors - coefficients * steps.v_next, coefficients, stop_gradient, backend)
 
 
-@_compiled
+@compiled
 def n_step(
     v_next: ArrayLike,
     rewards: ArrayLike,

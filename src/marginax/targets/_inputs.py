@@ -1,6 +1,9 @@
-"""From policies and action values to what targets take: values of the actions taken, means, traces."""
+"""What targets take: checked arrays, and from policies and action values the values of the actions taken, means and traces."""
 
-from functools import reduce
+import inspect
+from collections.abc import Callable
+from functools import reduce, wraps
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +13,47 @@ from numpy.typing import ArrayLike
 
 from marginax.traces import clip_log_ratios
 
+F = TypeVar("F", bound=Callable[..., Any])
 FEW = 16  # actions up to which a choice or a sum written out beats indexing and reduction, on a CPU by far
+
+
+def real_array(name: str, value: Any) -> Array:
+    """Returns `value` as a JAX array of real numbers or flags; raises for anything else, by name."""
+    try:
+        array = value if isinstance(value, jax.Array) else jnp.asarray(value)
+        is_real = jnp.isdtype(array.dtype, ("bool", "integral", "real floating"))
+    except (TypeError, ValueError, OverflowError):
+        is_real = False
+    if not is_real:
+        kind = f" of {value.dtype}" if hasattr(value, "dtype") else ""
+        got = "None" if value is None else type(value).__name__ + kind
+        raise ValueError(f"{name} must be an array of real numbers, got {got}")
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+        wrong = value != value.astype(array.dtype)
+        if wrong.any():
+            raise ValueError(f"{name} must fit into {array.dtype}, got {value[wrong][0]}")
+    return array
+
+
+def compiled(function: F) -> F:
+    """`jax.jit` with the options held static.
+
+    Arguments are made arrays first: of a list, `jax.jit` would make one argument for each entry.
+    """
+    signature = inspect.signature(function)
+    options = {"steps", "stop_gradient", "backend"}.intersection(signature.parameters)
+    program = jax.jit(function, static_argnames=tuple(options))
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        given = signature.bind(*arguments, **named).arguments
+        for name, value in given.items():
+            omitted = value is None and signature.parameters[name].default is None
+            if not omitted and name not in {*options, "times"}:
+                given[name] = real_array(name, value)
+        return program(**given)
+
+    return call  # type: ignore[return-value]
 
 
 def _column(table: Array, action: int) -> Array:
@@ -20,7 +63,7 @@ def _column(table: Array, action: int) -> Array:
 
 
 def _table(name: str, value: ArrayLike) -> Array:
-    table = jnp.asarray(value)
+    table = real_array(name, value)
     if table.ndim == 0 or table.shape[-1] == 0:
         raise ValueError(f"{name} must have shape [..., A] with A >= 1, got {table.shape}")
     return table
@@ -42,7 +85,7 @@ def select_actions(table: ArrayLike, actions: ArrayLike) -> Float[Array, "..."]:
     >>> select_actions(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, 0]))
     Array([2., 3.], dtype=float32)
     """
-    table, actions = _table("table", table), jnp.asarray(actions)
+    table, actions = _table("table", table), real_array("actions", actions)
     if jnp.issubdtype(actions.dtype, jnp.inexact):
         raise ValueError(f"actions must be whole numbers, got {actions.dtype}")
     # In 8 bits the number of actions may be out of range itself.
@@ -74,7 +117,7 @@ def expectation(table: ArrayLike, policy: ArrayLike) -> Float[Array, "..."]:
     >>> expectation(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[0.5, 0.5], [1.0, 0.0]]))
     Array([1.5, 3. ], dtype=float32)
     """
-    table, policy = _table("table", table), jnp.asarray(policy)
+    table, policy = _table("table", table), real_array("policy", policy)
     if table.shape != policy.shape:
         raise ValueError(f"policy must have table's shape {table.shape}, got {policy.shape}")
     if table.shape[-1] > FEW:
@@ -109,30 +152,32 @@ def traces_from_log_ratios(
         Traces of the broadcast shape.
 
     Raises:
-        ValueError: if the shapes do not agree, or a clip, decay or temperature that is a plain number is out of range.
+        ValueError: if the shapes do not agree, or a clip, decay or temperature that JAX is not tracing is out of range.
 
     >>> traces_from_log_ratios(jnp.array([0.0, 500.0, -jnp.inf]), jnp.array([0.0, -500.0, 0.0]), decay=0.5)
     Array([0.5, 0.5, 0. ], dtype=float32)
     """
-    for name, value, low in [("clip", clip, 0.0), ("decay", decay, 0.0), ("temperature", temperature, None)]:
-        if isinstance(value, int | float) and not (value > 0 if low is None else value >= low):
-            raise ValueError(
-                f"{name} must be {'positive' if low is None else f'at least {low:g}'}, got {value}"
-            )
-    shape = np.shape(log_pi)
-    for name, value in [("log_mu", log_mu), ("clip", clip), ("decay", decay), ("temperature", temperature)]:
+    given = {"log_pi": log_pi, "log_mu": log_mu, "clip": clip, "decay": decay, "temperature": temperature}
+    arrays = {name: real_array(name, value) for name, value in given.items()}
+    shape: tuple[int, ...] = ()
+    for name, array in arrays.items():
         try:
-            shape = jnp.broadcast_shapes(shape, np.shape(value))
+            shape = jnp.broadcast_shapes(shape, array.shape)
         except ValueError:
-            raise ValueError(f"{name} must fit the shape {shape}, got {np.shape(value)}") from None
-    log_pi, log_mu = jnp.broadcast_arrays(jnp.asarray(log_pi), jnp.asarray(log_mu))
-    dtype = jnp.result_type(log_pi, log_mu, float)
-    log_pi, log_mu = log_pi.astype(dtype), log_mu.astype(dtype)
+            raise ValueError(f"{name} must fit the shape {shape}, got {array.shape}") from None
+    for name, allowed in (("clip", "at least 0"), ("decay", "at least 0"), ("temperature", "positive")):
+        if not isinstance(given[name], jax.core.Tracer):
+            values = np.asarray(given[name])
+            bad = ~(values > 0 if allowed == "positive" else values >= 0)
+            if bad.any():
+                raise ValueError(f"{name} must be {allowed}, got {values[bad][0]}")
+    dtype = jnp.result_type(arrays["log_pi"], arrays["log_mu"], float)
+    log_pi, log_mu, clip, decay, temperature = (array.astype(dtype) for array in arrays.values())
     impossible = log_pi == -jnp.inf
     alike = (log_pi == log_mu) & ~impossible
     largest = 0.99 * jnp.log(jnp.finfo(dtype).max)  # a logarithm that the exponential survives
     far = jnp.sqrt(jnp.finfo(dtype).max)  # stands for infinity, times which a derivative of zero is zero
     difference = jnp.clip(jnp.where(alike | impossible, 0, log_pi - log_mu), -far, far)
-    powers = jnp.minimum(jnp.asarray(temperature, dtype) * difference, largest)
-    c = clip_log_ratios(powers, jnp.asarray(clip, dtype), jnp.asarray(decay, dtype))
+    powers = jnp.minimum(temperature * difference, largest)
+    c = clip_log_ratios(powers, clip, decay)
     return jnp.where(impossible, 0, c)

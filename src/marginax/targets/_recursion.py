@@ -12,6 +12,8 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 
+from ._inputs import compiled
+
 Backend = Literal["auto", "scan", "associative"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
@@ -98,7 +100,7 @@ def _derivative_of_sums(backend, primals, tangents):
     return y, _BACKENDS[backend](db, a)
 
 
-@partial(jax.jit, static_argnames="backend")
+@compiled
 def recursion(
     b: ArrayLike,
     a: ArrayLike,
@@ -117,8 +119,10 @@ def recursion(
     | `vtrace`: V + y                   | ρ[t] (r[t] + γ v_next[t] - V[t])  | γ c[t]     | c: 0 to T-2, ρ: 0 to T-1 |
     | `peng`: y                         | r[t] + γ (1 - c[t+1]) v_next[t]   | γ c[t+1]   | c: 1 to T-1           |
 
-    Everywhere `a[t] = 0` if step `t` ends the episode, is truncated or is last in the array; Q, V, `v_next` and `r` are
-    read at times 0 to T-1. In an array of several episodes these ranges hold for each of them.
+    Everywhere `a[t] = 0` if step `t` ends the episode, is truncated or is last in the array (for `peng`, `c[t+1] = 0` there); Q, V,
+    `v_next` and `r` are read at times 0 to T-1. In an array of several episodes these ranges hold for each of them.
+    With random times `b[t]` is divided by 1-γ where step `t` is a stop and 0 elsewhere, and `a[t]` is 0 where step `t` is a stop
+    and has no γ elsewhere.
 
     Args:
         b: `[T]`, or `[T, ...]` if `y[t]` is an array.

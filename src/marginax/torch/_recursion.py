@@ -3,6 +3,8 @@
 import functools
 from typing import TYPE_CHECKING, Any
 
+from marginax import _checks as checks
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -22,6 +24,35 @@ else:
             return getattr(torch, name)
 
     torch = _Lazy()
+
+
+def tensor(name: str, value: Any, like: Tensor | None = None) -> Tensor:
+    """A tensor of real numbers or flags; what is not a tensor yet gets the type and device of `like`."""
+    options = {}
+    if like is not None and not isinstance(value, torch.Tensor):
+        options = {"dtype": like.dtype, "device": like.device}
+    try:
+        found = torch.as_tensor(value, **options)
+        kind = str(found.dtype) if found.is_complex() else ""
+    except (TypeError, ValueError, RuntimeError):
+        kind = "None" if value is None else type(value).__name__
+    if kind:
+        raise ValueError(f"{name} must be a tensor of real numbers, got {kind}")
+    return found
+
+
+def floats(name: str, value: Any, like: Tensor | None = None) -> Tensor:
+    """The same in floating point."""
+    found = tensor(name, value, like)
+    return found if found.is_floating_point() else found.to(torch.get_default_dtype())
+
+
+def check_dim(name: str, found: Tensor, dim: int) -> None:
+    """Raises if a tensor has no step along the dimension of time."""
+    checks.whole("dim", dim)
+    if found.ndim == 0 or not -found.ndim <= dim < found.ndim or found.shape[dim] == 0:
+        shape = tuple(found.shape)
+        raise ValueError(f"{name} must have at least one step along dim={dim}, but has shape {shape}.")
 
 
 def zero_where(mask: Tensor, tensor: Tensor) -> Tensor:
@@ -64,12 +95,16 @@ def _function() -> Any:
     """The recursion as a function that autograd knows, made when PyTorch is there."""
 
     class Recursion(torch.autograd.Function):
+        generate_vmap_rule = True
+
         @staticmethod
-        def forward(ctx: Any, b: Tensor, a: Tensor, cut: Tensor, dim: int) -> Tensor:
-            y = (_doubling if b.is_cuda else _loop)(b, a, dim)
-            ctx.save_for_backward(a, cut, y)
-            ctx.dim = dim
-            return y
+        def forward(b: Tensor, a: Tensor, cut: Tensor, dim: int) -> Tensor:
+            return (_doubling if b.is_cuda else _loop)(b, a, dim)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+            _, a, cut, ctx.dim = inputs
+            ctx.save_for_backward(a, cut, output)
 
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -103,10 +138,22 @@ def recursion(b: Tensor, a: Tensor, cut: Tensor | None = None, *, dim: int = -1)
     Returns:
         y, of the shape of `b`.
 
+    Raises:
+        ValueError: if the shapes do not agree.
+
     >>> import torch
     >>> recursion(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.5, 0.0, 9.0]))
     tensor([2., 2., 4.])
     """
-    dtype = torch.result_type(b, a)
-    cut = torch.zeros_like(a, dtype=torch.bool) if cut is None else cut
+    b, a = floats("b", b), floats("a", a)
+    check_dim("b", b, dim)
+    cut = torch.zeros_like(a, dtype=torch.bool) if cut is None else tensor("cut", cut).bool()
+    for name, given in (("a", a), ("cut", cut)):
+        fits = given.ndim == b.ndim and given.shape[dim] == b.shape[dim]
+        if not fits or any(n not in (1, m) for n, m in zip(given.shape, b.shape, strict=True)):
+            raise ValueError(
+                f"{name} must have the shape {tuple(b.shape)} of b, or sizes of 1 beside dim={dim}, "
+                f"but has shape {tuple(given.shape)}."
+            )
+    dtype = torch.promote_types(b.dtype, a.dtype)
     return _function().apply(b.to(dtype), a.to(dtype), cut, dim)

@@ -13,7 +13,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marginax import _checks as checks
-from marginax.torch._recursion import recursion, shifted, torch, zero_where
+from marginax.torch._recursion import check_dim, floats, recursion, shifted, tensor, torch, zero_where
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,8 +70,9 @@ def random_times(
     """
     checks.discount(discount)
     device = None if generator is None else generator.device
-    shape = (shape,) if isinstance(shape, int) else shape
-    return RandomTimes(torch.rand(shape, generator=generator, device=device) >= discount, discount)
+    given = shape if isinstance(shape, tuple | list) else (shape,)
+    sizes = [checks.count("shape", size, least=0) for size in given]
+    return RandomTimes(torch.rand(sizes, generator=generator, device=device) >= discount, discount)
 
 
 class _Steps(NamedTuple):
@@ -89,7 +90,7 @@ class _Steps(NamedTuple):
 
     def tensor(self, name: str, value: Any) -> Tensor:
         """An argument of the shape of values, or a number, with time last."""
-        return _time_last(name, _floats(name, value, self.values), self.shape, self.dim)
+        return _time_last(name, floats(name, value, self.values), self.shape, self.dim)
 
     def kept(self, factor: Tensor) -> Tensor:
         """A factor of each step's error, with zeros in the padding."""
@@ -102,15 +103,6 @@ class _Steps(NamedTuple):
     def target(self, b: Tensor, a: Tensor) -> Tensor:
         """`values + y` for the recursion with these coefficients."""
         return self.result(self.values + recursion(b, a, self.cut))
-
-
-def _floats(name: str, value: Any, like: Tensor | None = None) -> Tensor:
-    if value is None:
-        raise ValueError(f"{name} must be a tensor, got None.")
-    if like is not None and not isinstance(value, torch.Tensor):
-        return torch.as_tensor(value, dtype=like.dtype, device=like.device)
-    tensor = torch.as_tensor(value)
-    return tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
 
 
 def _time_last(name: str, tensor: Tensor, shape: tuple[int, ...], dim: int) -> Tensor:
@@ -133,19 +125,16 @@ def _steps(
     stop_gradient: bool,
 ) -> _Steps:
     """Checks the arguments that all targets share; `values` go by a name. Those of "v_next" are zero: errors are r + γ V(x')."""
-    first = _floats(name, v_next if name == "v_next" else values)
-    if first.ndim == 0 or not -first.ndim <= dim < first.ndim or first.shape[dim] == 0:
-        raise ValueError(
-            f"{name} must have at least one step along dim={dim}, but has shape {tuple(first.shape)}."
-        )
+    first = floats(name, v_next if name == "v_next" else values)
+    check_dim(name, first, dim)
     shape = tuple(first.shape)
     first = (torch.zeros_like(first) if name == "v_next" else first).movedim(dim, -1)
 
     def numbers(name: str, value: Any) -> Tensor:
-        return _time_last(name, _floats(name, value, first), shape, dim)
+        return _time_last(name, floats(name, value, first), shape, dim)
 
     def flags(name: str, value: Any) -> Tensor:
-        return _time_last(name, torch.as_tensor(value, device=first.device), shape, dim).bool()
+        return _time_last(name, tensor(name, value, first), shape, dim).bool()
 
     ahead, r, gamma = numbers("v_next", v_next), numbers("rewards", rewards), numbers("discounts", discounts)
     kept = None if valid is None else flags("valid", valid)
@@ -158,6 +147,8 @@ def _steps(
         cut = cut | ~kept | ~shifted(kept)
     errors = r + gamma * zero_where(ended, ahead) - first
     if times is not None:
+        if not isinstance(times, RandomTimes):
+            raise ValueError("times must be what random_times returns.")
         stop = flags("times.stop", times.stop)
         errors = zero_where(~stop, errors / (1 - times.discount))
         gamma = gamma / (times.discount or 1)
@@ -311,7 +302,7 @@ def marginalized_vtrace(
 
 def _marginalized(steps: _Steps, errors: Tensor, weights: Any) -> Tensor:
     """Weighted sums of the errors; with weights for every start, `y[t, s]` is the error of step s seen from step t."""
-    w, length = _floats("weights", weights, steps.values), steps.values.shape[-1]
+    w, length = floats("weights", weights, steps.values), steps.values.shape[-1]
     if w.ndim <= len(steps.shape):
         return steps.target(steps.kept(steps.tensor("weights", w)) * errors, steps.carry)
     if w.shape != (*steps.shape, length):
@@ -383,6 +374,13 @@ def n_step(
     return here.result(target)
 
 
+def _table(name: str, value: Any) -> Tensor:
+    table = floats(name, value)
+    if table.ndim == 0 or table.shape[-1] == 0:
+        raise ValueError(f"{name} must have shape [..., A] with A >= 1, got {tuple(table.shape)}")
+    return table
+
+
 def select_actions(table: Tensor, actions: Tensor) -> Tensor:
     r"""Looks up `table[..., a]`, for example $Q(x_t, a_t)$ or $\pi(a_t|x_t)$.
 
@@ -394,11 +392,12 @@ def select_actions(table: Tensor, actions: Tensor) -> Tensor:
     >>> select_actions(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1, 0]))
     tensor([2., 3.])
     """
+    table, actions = _table("table", table), tensor("actions", actions)
     if table.shape[:-1] != actions.shape:
         raise ValueError(f"actions must have shape {(*table.shape[:-1],)}, got {(*actions.shape,)}")
     if actions.is_floating_point():
         raise ValueError(f"actions must be whole numbers, got {actions.dtype}")
-    table, actions = _floats("table", table), actions.long()
+    actions = actions.long()
     chosen = actions.clamp(0, table.shape[-1] - 1)
     return table.gather(-1, chosen[..., None])[..., 0].masked_fill(chosen != actions, math.nan)
 
@@ -410,6 +409,7 @@ def expectation(table: Tensor, policy: Tensor) -> Tensor:
     >>> expectation(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
     tensor([1.5000, 3.0000])
     """
+    table, policy = _table("table", table), floats("policy", policy)
     if table.shape != policy.shape:
         raise ValueError(f"policy must have table's shape {tuple(table.shape)}, got {tuple(policy.shape)}")
     return (table * policy).sum(-1)
@@ -438,7 +438,13 @@ def traces_from_log_ratios(
     checks.at_least("clip", clip, 0, infinite=True)
     checks.at_least("decay", decay, 0)
     checks.positive("temperature", temperature)
-    log_pi, log_mu = torch.broadcast_tensors(_floats("log_pi", log_pi), _floats("log_mu", log_mu))
+    log_pi, log_mu = floats("log_pi", log_pi), floats("log_mu", log_mu)
+    try:
+        log_pi, log_mu = torch.broadcast_tensors(log_pi, log_mu)
+    except RuntimeError:
+        raise ValueError(
+            f"log_mu must fit the shape {tuple(log_pi.shape)}, got {tuple(log_mu.shape)}"
+        ) from None
     largest = torch.finfo(torch.result_type(log_pi, log_mu)).max
     impossible = log_pi == -math.inf
     alike = (log_pi == log_mu) & ~impossible

@@ -189,7 +189,7 @@ def _steps(item: Any, i: int, discount: float, final_observation: bool) -> dict:
     terminal = _flags(item, i, "terminations", "terminated", count)
     truncated = _flags(item, i, "truncations", "truncated", count)
     columns = {"rewards": rewards, "behaviour": behaviour, "terminations": terminal, "truncations": truncated}
-    check_lengths(i, observations, count, final=final_observation, **columns)
+    check_lengths(i, observations, count, final=bool(final_observation), **columns)
     states, next_states = observations[:count], observations[1:]
     if not final_observation:
         next_states = np.append(next_states, observations[-1])  # not read: the last step must terminate
@@ -238,9 +238,14 @@ def _numbers(item: Any, i: int, name: str, kind: Literal["whole", "real"]) -> np
         raise ValueError(
             f"episode {i}: {name} must be a sequence of {kind} numbers, got {array.dtype} of shape {array.shape}"
         )
-    if kind == "whole" and array.size and array.max() >= 2**31:
-        raise ValueError(f"episode {i}: {name} must be below 2**31, got {array.max()}")
-    return array
+    if kind == "whole":
+        if array.size and array.max() >= 2**31:
+            raise ValueError(f"episode {i}: {name} must be below 2**31, got {array.max()}")
+        return array
+    with np.errstate(
+        over="ignore"
+    ):  # what is too large for the type of the trajectory becomes infinite, and is refused
+        return array.astype(jnp.result_type(float))
 
 
 def _flags(item: Any, i: int, of_all: str, of_last: str, count: int) -> np.ndarray:

@@ -70,6 +70,8 @@ def sampling_tables(mdp: TabularMDP) -> SamplingTables:
     >>> sample(tables, mu, jax.random.key(0), episodes=2, horizon=3).states.shape
     (2, 3)
     """
+    if not isinstance(mdp, TabularMDP):
+        raise ValueError(f"mdp must be a TabularMDP or its sampling_tables, got {type(mdp).__name__}")
     pairs = mdp.num_states * mdp.num_actions
     p = sp.csr_array(mdp.p if mdp.is_sparse else mdp.p.reshape(pairs, mdp.num_states), copy=True)
     p.eliminate_zeros()

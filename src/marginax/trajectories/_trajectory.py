@@ -48,6 +48,14 @@ class Trajectory(eqx.Module):
     behaviour: Float[Array, "*batch T"] | Float[np.ndarray, "*batch T"] | None
     valid: Bool[Array, "*batch T"] | Bool[np.ndarray, "*batch T"] = eqx.field(converter=_flags)
 
+    def __check_init__(self) -> None:
+        shape = np.shape(self.states)
+        for name, value in vars(self).items():
+            if value is None and name != "behaviour":
+                raise ValueError(f"{name} must be an array, got None")
+            if value is not None and np.shape(value) != shape:
+                raise ValueError(f"{name} must have the shape {shape} of states, got {np.shape(value)}")
+
     @property
     def ends(self) -> Array | np.ndarray:
         """Whether an episode ends with step `t`, by termination or truncation."""
@@ -67,7 +75,7 @@ def look_up(table: ArrayLike, *indices: ArrayLike) -> Array:
 def _table(name: str, value: ArrayLike, *shapes: str) -> Array:
     """A table with as many axes as one of the shapes."""
     table = jnp.asarray(value)
-    if table.ndim not in [shape.count(",") + 1 for shape in shapes]:
+    if table.ndim not in [shape.count(",") + 1 for shape in shapes] or 0 in table.shape:
         raise ValueError(f"{name} must have shape {' or '.join(shapes)}, got {table.shape}")
     return table
 
@@ -164,6 +172,8 @@ def gather_weights(trajectory: Trajectory, weights: ArrayLike) -> Array:
     (3, 5, 5)
     """
     w = _table("weights", weights, "[S, A, S, A]", "[S, S]")
+    if w.shape[: w.ndim // 2] != w.shape[w.ndim // 2 :]:
+        raise ValueError(f"weights must have shape [S, A, S, A] or [S, S], got {w.shape}")
     x, a = jnp.asarray(trajectory.states), jnp.asarray(trajectory.actions)
     if w.ndim == 2:
         return look_up(w, x[..., :, None], x[..., None, :])
