@@ -1,6 +1,7 @@
 """The flat layout of a log: products, sums and selections within episodes."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,21 @@ def test_products_sums_and_selections_stay_within_episodes(lengths, seed, zeros)
     np.testing.assert_array_equal(chosen.lengths, np.array(lengths)[order])
     expected = np.concatenate([np.split(log.rewards, np.cumsum(lengths)[:-1])[i] for i in order])
     np.testing.assert_array_equal(chosen.rewards, expected)
+
+
+@pytest.mark.parametrize(
+    ("episodes", "message"),
+    [
+        ([True, False], "episodes must be whole numbers, got bool"),
+        ([0, 2], r"episodes must lie in range\(2\), but episodes\[1\] = 2"),
+        ([-1], r"episodes must lie in range\(2\), but episodes\[0\] = -1"),
+        ([0.5], "episodes must be whole numbers, got float64"),
+    ],
+)
+def test_selections_of_episodes_that_are_not_there_are_refused(episodes, message):
+    log = Log.from_episodes([{"states": [0], "actions": [0], "rewards": [0.0], "terminal": True}] * 2)
+    with pytest.raises(ValueError, match=message):
+        log.select(episodes)
 
 
 def test_products_do_not_overflow():
