@@ -245,8 +245,21 @@ class Log:
         Raises:
             ValueError: naming the episode and step of the first broken entry.
         """
-        if len(self) == 0:
+        n = len(self)
+        if n == 0:
             raise ValueError(EMPTY)
+        for name in _COLUMNS:
+            values = getattr(self, name)
+            if values is not None and values.shape[:1] != (n,):
+                raise ValueError(
+                    f"{name} must have {n} rows, as many as there are rewards, got shape {values.shape}"
+                )
+        if self.terminal.dtype != bool:
+            raise ValueError(f"terminal must be an array of bool, got {self.terminal.dtype}")
+        if self.offsets[0] != 0 or self.offsets[-1] != n or (self.lengths < 1).any():
+            raise ValueError(f"offsets must rise from 0 to the number of rows, {n}, got {self.offsets}")
+        if self.names is not None and len(self.names) != self.num_episodes:
+            raise ValueError(f"names must be those of {self.num_episodes} episodes, got {len(self.names)}")
         steps = (self.states, self.actions, self.rewards, self.next_states, self.terminal, self.offsets)
         check_steps(*steps, behaviour=self.behaviour, names=self.names)
         return self
