@@ -231,9 +231,10 @@ def test_a_level_is_printed_as_given_and_lines_fit(files, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     words = ["evaluate", str(files / "log.csv"), "--policy", str(files / "pi.npy"), "--discount", "0.9"]
     words += ["--estimators", "weighted-doubly-robust", "certainty-equivalence"]
-    assert cli.main([*words, "--level", "0.999"]) == 0
+    assert cli.main([*words, "--level", "0.999", "--horizon", "1"]) == 0
     printed = capsys.readouterr().out
     assert "99.9% interval" in printed
+    assert "γ = 0.9, the first step;" in printed
     assert max(len(line) for line in printed.splitlines()) <= 80
 
 

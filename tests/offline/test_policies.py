@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from marginax.offline import Log, evaluate, load_policy, open_data
+from marginax.offline.pipeline import _estimators
 from reference.offline_logs import GAMMA, garnet_log
 
 NAMES = ("per-decision-is", "weighted-doubly-robust", "certainty-equivalence")
@@ -90,6 +91,7 @@ def test_a_saved_agent_of_discrete_actions_takes_the_best_one(tmp_path):
         ([[0.5, 0.5], [-0.5, 1.5]], r"negative, but policy\[1, 0\] = -0.5"),
         ([[0.5, np.nan]], "finite"),
         ([0.5, 0.5], "shape"),
+        (np.zeros((0, 2)), r"policy: expected \[S, A\] or one probability per row, got shape \(0, 2\)"),
         ("half", "array of real numbers|is not a .npy"),
     ],
 )
@@ -198,12 +200,19 @@ def test_behaviour_may_be_estimated_or_given(case):
         ({"level": 2.0}, "level must lie in"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"estimators": []}, "estimators is empty"),
+        ({"discount": 1.0, "horizon": 10**12}, "values of 1,000,000,000,000 steps for 15 pairs needs"),
     ],
 )
 def test_impossible_settings_are_refused(case, settings, message):
     path, pi, _ = case
     with pytest.raises(ValueError, match=message):
         evaluate(path, pi, **settings)
+
+
+@pytest.mark.parametrize("given", [3, ["regression", 3]])
+def test_estimators_that_are_no_names_are_refused(given):
+    with pytest.raises(ValueError, match=r"estimators must be names, got .*3"):
+        _estimators(given)
 
 
 def test_a_single_episode_is_refused():
@@ -270,6 +279,11 @@ def test_headers_of_policy_files(tmp_path):
         np.testing.assert_allclose(load_policy(path).table, [[0.9, 0.1], [0.8, 0.2]])
     path.write_text("0,1,2\n0.5,0.25,0.25\n")  # no probabilities: the names of three actions
     np.testing.assert_allclose(load_policy(path).table, [[0.5, 0.25, 0.25]])
+    path.write_text('"left","right"\n"0.9","0.1"\n"0.8","0.2"\n')
+    np.testing.assert_allclose(load_policy(path).table, [[0.9, 0.1], [0.8, 0.2]])
+    path.write_text("left,right\n")
+    with pytest.raises(ValueError, match=r"pi.csv is empty: it has no probabilities"):
+        load_policy(path)
     for head, message in (
         ("0,1\n", "may be a header or probabilities"),
         ("nan,0.5\n", "must be finite"),

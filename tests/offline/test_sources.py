@@ -331,6 +331,13 @@ def test_columns_that_are_not_read_may_share_a_name(tmp_path, monkeypatch):
         ({"actions": [0]}, "episode 0: 1 actions for 3 steps"),
         ({"rewards": [], "actions": [], "states": [0]}, "episode 0: it has no steps"),
         ({"behaviour": [0.5]}, "episode 0: 1 behaviour for 3 steps"),
+        (
+            {"behaviour": [[0.5, 0.5]] * 3},
+            r"behaviour must be numbers: one for each step, got shape \(3, 2\)",
+        ),
+        ({"rewards": [[0.0]] * 3}, r"rewards must be numbers: one for each step, got shape \(3, 1\)"),
+        ({"rewards": 1.0}, r"rewards must be numbers: one for each step, got shape \(\)"),
+        ({"states": 1}, r"states must be numbers: one for each step, got shape \(\)"),
         ({"rewards": [0.0, np.inf, 1.0]}, "episode 0, step 1: reward inf"),
     ],
 )
@@ -342,6 +349,10 @@ def test_broken_episodes_are_refused(change, message):
 def test_episodes_must_agree_with_each_other():
     with pytest.raises(ValueError, match="episode 1: behaviour probabilities are missing here"):
         Log.from_episodes([dict(EPISODES[0], behaviour=BEHAVIOUR[0]), EPISODES[1]])
+    with pytest.raises(
+        ValueError, match=r"actions have different shapes in different episodes: \[\(\), \(1,\)\]"
+    ):
+        Log.from_episodes([EPISODES[0], dict(EPISODES[1], actions=[[1], [0]])])
     with pytest.raises(ValueError, match="the log is empty"):
         Log.from_episodes([])
 

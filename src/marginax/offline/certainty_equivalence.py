@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from marginax import _checks as checks
 from marginax._solve import Resolvent
 from marginax.offline.log import FOLDS, HALF_LOGGED, Accumulator, Log, divided
 from marginax.offline.results import Estimate, Influence, effective_size
@@ -273,13 +274,17 @@ def certainty_equivalence(
         horizon: number of steps whose rewards count; all when omitted.
 
     Raises:
-        ValueError: with γ = 1 and no horizon, if some state never ends under π in the log's counts.
+        ValueError: with γ = 1 and no horizon, if some state never ends under π in the log's counts; if values of every step
+            up to the horizon do not fit into memory.
 
     >>> counts = EmpiricalMDP.empty(1, 2).add([0], [1], [0], [False], rewards=[1.0], first=[True])
     >>> round(certainty_equivalence(counts, np.array([[0., 1.]]), 0.5).value, 6)
     2.0
     """
     support, (s, a) = counts.support, counts.visits.shape
+    if horizon is not None:
+        steps = f"the values of {horizon:,} steps for {s * a:,} pairs"
+        checks.fits_in_memory(steps, horizon * s * a, instead="take a shorter horizon")
     rewards, p = counts.rewards(), counts.transitions()
     supported = np.where(support, pi, 0.0)
     leave = np.clip(1.0 - supported.sum(axis=1), 0.0, 1.0)

@@ -201,7 +201,9 @@ def _show(result: Any) -> None:
     shown = [*result.answers.values(), result.behaviour]
     if any(answer.truncation == "stops" for answer in shown):
         console.print("† counts nothing after a truncated step", markup=False)
-    steps = "all steps" if settings["horizon"] is None else f"the first {settings['horizon']:,} steps"
+    horizon = settings["horizon"]
+    steps = "all steps" if horizon is None else f"the first {horizon:,} steps"
+    steps = "the first step" if horizon == 1 else steps
     console.print(
         f"γ = {settings['discount']:g}, {steps}; {d['episodes']:,} episodes, {d['transitions']:,} transitions, "
         f"{d['truncated']:,} truncated; behaviour probabilities {d['behaviour']}; probability of leaving the log's support: "

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from marginax import _checks as checks
 from marginax.trajectories import check_lengths, check_steps, step_name
 
 NO_SUCCESSORS = "nothing is left of the log: its episodes have one step, are truncated and come without their final observation"
@@ -146,7 +147,7 @@ class Log:
 
     def select(self, episodes: ArrayLike) -> Log:
         """The log of the given episodes, in the given order (repeats allowed)."""
-        chosen = np.asarray(episodes, dtype=np.int64)
+        chosen = checks.indices("episodes", episodes, self.num_episodes)
         lengths = self.lengths[chosen]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         rows = np.arange(offsets[-1]) + np.repeat(self.offsets[chosen] - offsets[:-1], lengths)
@@ -180,6 +181,8 @@ class Log:
         """
         parts = []
         for i, episode in enumerate(episodes):
+            if not isinstance(episode, Mapping):
+                raise ValueError(f"episode {i} must be a dict of its columns, got {type(episode).__name__}")
             for key in ("states", "actions", "rewards", "terminal"):
                 if episode.get(key) is None:
                     raise ValueError(f"episode {i}: it has no {key!r}")
@@ -188,10 +191,14 @@ class Log:
                 raise ValueError(
                     f"episode {i}: terminal must be True or False, for its last step, got {episode['terminal']!r}"
                 )
-            terminal = np.zeros(len(episode["rewards"]), dtype=bool)
-            terminal[-1:] = bool(ended)
-            part = {key: episode[key] for key in ("states", "actions", "rewards")}
-            parts.append(part | {"name": i, "terminal": terminal, "behaviour": episode.get("behaviour")})
+            part = {
+                "name": i,
+                **{key: episode.get(key) for key in ("states", "actions", "rewards", "behaviour")},
+            }
+            part["rewards"] = _numbers(part, "rewards", np.float64)
+            part["terminal"] = np.zeros(len(part["rewards"]), dtype=bool)
+            part["terminal"][-1:] = bool(ended)
+            parts.append(part)
         log, set_aside = lay(parts)
         if log is None:
             raise ValueError(NO_SUCCESSORS)
@@ -238,8 +245,21 @@ class Log:
         Raises:
             ValueError: naming the episode and step of the first broken entry.
         """
-        if len(self) == 0:
+        n = len(self)
+        if n == 0:
             raise ValueError(EMPTY)
+        for name in _COLUMNS:
+            values = getattr(self, name)
+            if values is not None and values.shape[:1] != (n,):
+                raise ValueError(
+                    f"{name} must have {n} rows, as many as there are rewards, got shape {values.shape}"
+                )
+        if self.terminal.dtype != bool:
+            raise ValueError(f"terminal must be an array of bool, got {self.terminal.dtype}")
+        if self.offsets[0] != 0 or self.offsets[-1] != n or (self.lengths < 1).any():
+            raise ValueError(f"offsets must rise from 0 to the number of rows, {n}, got {self.offsets}")
+        if self.names is not None and len(self.names) != self.num_episodes:
+            raise ValueError(f"names must be those of {self.num_episodes} episodes, got {len(self.names)}")
         steps = (self.states, self.actions, self.rewards, self.next_states, self.terminal, self.offsets)
         check_steps(*steps, behaviour=self.behaviour, names=self.names)
         return self
@@ -298,9 +318,10 @@ def lay(episodes: Sequence[dict[str, Any]]) -> tuple[Log | None, int]:
     if any(known) and not all(known):
         name = names[known.index(False)]
         raise ValueError(f"episode {name}: behaviour probabilities are missing here but not elsewhere")
-    shapes = {states.shape[1:] for states in parts["states"]}
-    if len(shapes) > 1:
-        raise ValueError(f"observations have different shapes in different episodes: {sorted(shapes)}")
+    for name in ("states", "actions"):
+        shapes = {values.shape[1:] for values in parts[name]}
+        if len(shapes) > 1:
+            raise ValueError(f"{name} have different shapes in different episodes: {sorted(shapes)}")
     columns: dict[str, Any] = {
         name: None if part[0] is None else np.concatenate(part) for name, part in parts.items()
     }
@@ -313,6 +334,8 @@ def _numbers(episode: dict[str, Any], name: str, dtype: Any) -> np.ndarray:
         found = np.asarray(episode[name])
         if found.size and found.dtype.kind not in "biuf":
             raise ValueError(f"got {found.dtype}")
+        if found.ndim != 1 and (found.ndim == 0 or name not in ("states", "actions")):
+            raise ValueError(f"one for each step, got shape {found.shape}")
         return found.astype(dtype) if dtype is not None else found
     except ValueError as error:
         raise ValueError(f"episode {episode['name']}: {name} must be numbers: {error}") from None

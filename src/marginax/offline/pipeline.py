@@ -62,7 +62,7 @@ SAME = (
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked of `evaluate`; see there."""
+    """The checked arguments of `evaluate`; see there."""
 
     discount: float
     estimators: tuple[str, ...]
@@ -80,18 +80,18 @@ class Request:
 
     @property
     def bootstrap(self) -> dict[str, Any]:
-        """Of the intervals: their level, and the seed of the resampling."""
+        """Level of the intervals and seed of the bootstrap."""
         return {"level": self.level, "seed": self.seed}
 
     def settings(
         self, source: Source, policy: Policy, how: str, rewards: tuple[float, float]
     ) -> dict[str, Any]:
-        """What was asked, for the report."""
+        """The settings of the evaluation, for the report."""
         what = {"data": source.name, "policy": policy.name, "behaviour": how, "reward_range": rewards}
         return what | {"discount": self.discount, "horizon": self.horizon, **self.bootstrap}
 
     def wants(self, *names: str) -> list[str]:
-        """Those of `names` that were asked for."""
+        """Those of `names` among the estimators to run."""
         return [name for name in names if name in self.estimators]
 
     def cut(self, log: Log) -> tuple[Log, np.ndarray | slice]:
@@ -205,11 +205,13 @@ def evaluate(
     return rank(found, **request.bootstrap) if isinstance(policy, Mapping) else found["policy"]
 
 
-def _estimators(given: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The names of the estimators that are asked for, checked."""
+def _estimators(given: Any) -> tuple[str, ...]:
+    """The names of the estimators to run, checked."""
     if given is None:
         return tuple(ESTIMATORS)
-    names = (given,) if isinstance(given, str) else tuple(given)
+    names = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"estimators must be names, got {given!r}")
     if not names:
         raise ValueError("estimators is empty: give at least one, or None for all")
     for name in names:

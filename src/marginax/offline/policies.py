@@ -199,7 +199,7 @@ def _from_array(array: np.ndarray, name: str, source: Source | None, kind: str |
             row = int(np.argmax(bad))
             raise ValueError(f"{name}: row {row} is {array[row]}, not a probability or density")
         return _rows(array, name, source)
-    if array.ndim != 2:
+    if array.ndim != 2 or not array.size:
         raise ValueError(f"{name}: expected [S, A] or one probability per row, got shape {array.shape}")
     table = probabilities(name, array)
     if kind is None:
@@ -332,8 +332,9 @@ def _read_csv(path: Path) -> np.ndarray:
     """
     with open(path, encoding="utf-8-sig") as file:
         lines = [line for line in file if line.strip()]
+    empty = f"{path.name} is empty: it has no probabilities"
     if not lines:
-        raise ValueError(f"{path.name} is empty: it has no probabilities")
+        raise ValueError(empty)
     first = [cell.strip().strip('"') for cell in lines[0].split(",")]
     numbered = first == [str(a) for a in range(len(first))]
     if numbered and len(first) == 2:
@@ -341,8 +342,10 @@ def _read_csv(path: Path) -> np.ndarray:
             f"{path.name}: the first line, 0,1, may be a header or probabilities; remove the header, or write 0.0,1.0"
         )
     header = (numbered and len(first) > 2) or not all(_is_number(cell) for cell in first if cell)
+    if len(lines) == header:
+        raise ValueError(empty)
     try:
-        return np.loadtxt(lines[header:], delimiter=",", ndmin=2)
+        return np.loadtxt(lines[header:], delimiter=",", quotechar='"', ndmin=2)
     except ValueError as error:
         raise ValueError(f"{path.name} is not a table of numbers: {error}") from None
 
