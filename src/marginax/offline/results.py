@@ -290,6 +290,8 @@ def concentration(
     each = (1 - level) / 2
     low = least + clipped_lower_bound(lower, each)
     high = largest - clipped_lower_bound(upper, each)
+    if low > high:  # no value fits both: rewards or μ are not as said
+        return Interval(least, largest, level)
     return Interval(max(low, least), min(high, largest), level)
 
 
