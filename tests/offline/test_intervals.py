@@ -66,6 +66,8 @@ def test_the_clipped_bound_is_a_lower_bound_for_heavy_tails():
 def test_the_concentration_bound_stays_within_what_is_possible():
     bound = concentration(np.zeros(100), np.zeros(100), (-1.0, 3.0))
     assert (bound.low, bound.high) == (-1.0, 3.0)
+    bound = concentration(np.full(100, 1e9), np.full(100, 1e9), (-1.0, 3.0))  # weights that cannot be right
+    assert (bound.low, bound.high) == (-1.0, 3.0)
 
 
 @pytest.mark.parametrize(

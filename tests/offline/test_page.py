@@ -56,7 +56,10 @@ def test_labels_of_the_log_are_no_markup(tmp_path):
 
 def test_a_policy_known_on_rows_alone_has_no_overlap_and_no_untrue_sentence(tmp_path):
     log = log_of(softmax(0.3), episodes=40, steps=5)
-    result = evaluate(log, log.behaviour, discount=0.9)
+    names = list(
+        np.array(["weighted-is", "per-decision-is"])
+    )  # strings of NumPy, which were no names for a CSV file
+    result = evaluate(log, log.behaviour, discount=0.9, estimators=names)
     assert result.curves["overlap"] is None
     found = text_of(write_report(result, tmp_path))
     assert "The Markov assumption was not tested" in found

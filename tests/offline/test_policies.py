@@ -136,7 +136,11 @@ def test_a_policy_outside_the_support_is_not_scored(case):
 
     states = [list(log.states[a:b]) for a, b in zip(log.offsets[:-1], log.offsets[1:], strict=True)]
     only = Log.from_episodes(
-        [{"states": s, "actions": [0] * len(s), "rewards": [1.0] * len(s), "terminal": True} for s in states]
+        [
+            {"states": s, "actions": [0] * len(s), "rewards": [1.0] * len(s), "terminal": True}
+            | {"behaviour": [1.0] * len(s)}
+            for s in states
+        ]
     )
     outside = np.tile([0.0, 0.5, 0.5], (5, 1))
     result = evaluate(only, outside, discount=GAMMA)

@@ -148,6 +148,17 @@ def walks(chances, episodes=300, seed=0):
     return Log.from_episodes(found)
 
 
+def test_returns_of_a_policy_that_leaves_the_log_are_not_known():
+    """Weights that average 0.2 were normalised, and gave the returns of episodes that stay in the log as the policy's."""
+    log = walks([0.5, 0.5, 0.0], episodes=100)
+    for chance, known in ((0.0, True), (0.3, False)):
+        pi = [[0.5 - chance / 2, 0.5 - chance / 2, chance]] * 2
+        found = evaluate(log, pi, discount=0.9, estimators=["weighted-is"]).diagnostics["returns"]
+        assert (found["target"] is not None) == known
+        assert (found["reason"] is None) == known
+    assert "the weights of episodes average" in found["reason"]
+
+
 def test_observations_leave_as_much_open_as_tables():
     """The same log as indices and as one-hot observations; the log never takes the third action."""
     log, pi = walks([0.5, 0.5, 0.0]), np.array([0.48, 0.48, 0.04])

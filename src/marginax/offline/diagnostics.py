@@ -67,18 +67,26 @@ def diagnostics_of(
 
 
 def returns_of(sums: ImportanceSums, level: float, weighed: bool) -> dict[str, Any]:
-    """Distributions of returns of the log and, with enough effective episodes, of π; None if truncation hides a part of returns."""
+    """Distributions of returns: of the log and, as far as weights tell, of π. None if truncation hides a part of returns."""
     if sums.sums["tail"][0] > STOPPED * sums.episodes:
         reason = "truncated episodes hide a part of their returns"
         return {"target": None, "behaviour": None, "reason": reason}
     returns, possible = sums.sums["earned"], sums.value_range()
     logged = distribution(returns, np.ones_like(returns), level, possible)
-    if sums.ess() < FEW:
+    reason, mean = None, float(sums.weights.mean())
+    if not weighed:
+        reason = "importance sampling does not apply"
+    elif sums.ess() < FEW:
         reason = f"{effective(sums.ess())} are too few ({FEW:.0f} are needed)"
-        reason = reason if weighed else "importance sampling does not apply"
-        return {"target": None, "behaviour": logged, "reason": reason}
-    target = distribution(returns, sums.weights, level, possible)
-    return {"target": target, "behaviour": logged, "reason": None}
+    elif mean_weight_off(mean, float(sums.weights.std(ddof=1)) / np.sqrt(sums.episodes)):
+        reason = f"the weights of episodes average {mean:.2g} and not 1"
+    target = None if reason else distribution(returns, sums.weights, level, possible)
+    return {"target": target, "behaviour": logged, "reason": reason}
+
+
+def mean_weight_off(mean: float, error: float) -> bool:
+    """Whether the mean weight of episodes differs from 1 beyond chance: then the weights are not those of π."""
+    return bool(abs(mean - 1) > 4 * error + 0.02)
 
 
 def distribution(

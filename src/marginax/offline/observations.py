@@ -243,7 +243,7 @@ def _estimates(
     found = {} if ratios is None else sums.estimates(by_model)
     if by_model is not None:
         found["certainty-equivalence"] = by_model
-    return {name: found[name] for name in request.estimators if name in found}
+    return {name: found[name] for name in request.wants(*found)}
 
 
 def _linear_estimate(pairs: Pairs, request: Request) -> tuple[Estimate, LinearFit]:

@@ -277,8 +277,9 @@ def concentration(
     """
     lower = checks.array("lower", lower, (None,))
     upper = checks.array("upper", upper, lower.shape)
+    rounded = -1e-9 * max(lower.max(initial=1.0), upper.max(initial=1.0))
     for name, values in (("lower", lower), ("upper", upper)):
-        if values.min(initial=0.0) < -1e-9 * values.max(initial=1.0):  # not by rounding
+        if values.min(initial=0.0) < rounded:
             checks.non_negative(name, values)
     if np.shape(value_range) != (2,) or not value_range[0] <= value_range[1]:
         raise ValueError(f"value_range must be the least and the largest value, got {value_range!r}")
@@ -289,6 +290,8 @@ def concentration(
     each = (1 - level) / 2
     low = least + clipped_lower_bound(lower, each)
     high = largest - clipped_lower_bound(upper, each)
+    if low > high:  # no value fits both: rewards or μ are not as said
+        return Interval(least, largest, level)
     return Interval(max(low, least), min(high, largest), level)
 
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from marginax.offline.diagnostics import mean_weight_off
 from marginax.offline.importance import FAINT, FEW
 from marginax.offline.results import (
     STATE_RATIOS,
@@ -116,7 +117,7 @@ class Case:
         self.stops = self.hidden > FAINT
         self.suspicious = bool(d.get("behaviour_suspicious"))
         self.not_markov = bool(d.get("markov_fails"))
-        self.mean_weight_off = abs(d["mean_weight"] - 1) > 4 * d["mean_weight_error"] + 0.02
+        self.mean_weight_off = mean_weight_off(d["mean_weight"], d["mean_weight_error"])
         self.effective = effective(d["ess"])
 
         self.ran = [answers[name] for name in EPISODES if name in answers]
