@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -92,6 +93,29 @@ def value(critic: Critics, features: Float[Array, "*batch n"]) -> Float[Array, "
 def first_twin(critic: Critics) -> MLP:
     """The first of the twins."""
     return critic[0] if isinstance(critic, tuple) else jax.tree.map(lambda x: x[0], critic)
+
+
+def with_separate_twins(agents: Any) -> Any:
+    """Agents, every leaf `[agents, …]`, with the twin critics of a CPU, wherever they learn. Checkpoints have this form."""
+
+    def separate(x: Any) -> Any:
+        return tuple(jax.tree.map(lambda y, i=i: y[:, i], x) for i in range(2)) if _are_one(x) else x
+
+    return jax.tree.map(separate, agents, is_leaf=_are_one)
+
+
+def with_twins_as_in(here: Any, agents: Any) -> Any:
+    """What `with_separate_twins` returned, with twin critics in the form that they have in `here`."""
+
+    def join(x: Any, found: Any) -> Any:
+        return jax.tree.map(lambda *y: jnp.stack(y, 1), *found) if _are_one(x) else found
+
+    return jax.tree.map(join, here, agents, is_leaf=_are_one)
+
+
+def _are_one(x: Any) -> bool:
+    """Whether part of the agents' tree is twin critics in one network: parameters `[agents, 2, inputs, outputs]`."""
+    return isinstance(x, MLP) and x.weights[0].ndim == 4
 
 
 def actor_vector(actor: MLP) -> Float[Array, " n"]:
