@@ -59,7 +59,8 @@ def act(layers: Layers, observation: np.ndarray) -> np.ndarray:
 
 
 def to_bounds(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Clip to [-1, 1] and scale to the simulator's bounds."""
+    """Clip to [-1, 1] and scale to the simulator's bounds, which rounding must not exceed."""
     clipped = np.minimum(np.maximum(action, np.float32(-1)), np.float32(1))
     half = np.float32(0.5)
-    return half * (low + high) + clipped * (half * (high - low))
+    scaled = half * (low + high) + clipped * (half * (high - low))
+    return np.minimum(np.maximum(scaled, low), high)
