@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marginax._files import load_arrays, save_arrays
+from marginax._files import check_writable, load_arrays, save_arrays
 from marginax.deep.metrics import agent_name
 from marginax.simulators.policy import Layers, outputs, to_bounds
 from marginax.simulators.protocol import Simulator, optional_import
@@ -106,8 +106,13 @@ def film(
         ValueError: If the file's ending is another, or the simulator cannot be drawn.
         ImportError: If a package is missing.
     """
-    if video is not None and video.suffix not in (".mp4", ".gif"):
-        raise ValueError(f"video must end with .mp4 or .gif, got {str(video)!r}.")
+    if video is not None:
+        if video.suffix not in (".mp4", ".gif"):
+            raise ValueError(f"video must end with .mp4 or .gif, got {str(video)!r}.")
+        imageio = optional_import("imageio.v2", f"--video {video}", extra="video")
+        if video.suffix == ".mp4":
+            optional_import("imageio_ffmpeg", f"--video {video}", extra="video")
+        check_writable(video.parent)
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame draws, and would look for a sound card
     world = make(simulator, seed, allow_import=allow_import, render=True)
     try:
@@ -122,10 +127,7 @@ def film(
     finally:
         world.close()
     if video is not None:
-        name = f"--video {video}"
-        imageio = optional_import("imageio.v2", name, extra="video")
         if video.suffix == ".mp4":
-            optional_import("imageio_ffmpeg", name, extra="video")
             imageio.mimwrite(video, frames, fps=fps, macro_block_size=1)
         else:
             imageio.mimwrite(video, frames, duration=1000 / fps, loop=0)
@@ -151,8 +153,21 @@ def policy_name(label: str, seed: int) -> str:
     return f"policy-{agent_name(label, seed)}.npz"
 
 
+def find_policy(path: Path | str) -> Path:
+    """A policy file: the one that is given, or the first in the folder of a run or of a part of it.
+
+    Raises:
+        ValueError: If there is no policy at that place.
+    """
+    given = Path(path)
+    found = [given] if given.is_file() else sorted(given.glob("**/policy-*.npz"), key=_order)
+    if not found:
+        raise ValueError(f"there is no policy in {str(given)!r}: it is saved with a run's first checkpoint.")
+    return found[0]
+
+
 def load_policy(path: Path | str) -> Policy:
-    """Read a policy that `marginax train` saved: its file, or the folder of a run or of a part of it (its first one).
+    """Read a policy that `marginax train` saved, from where `find_policy` finds it.
 
     Raises:
         ValueError: If there is no policy at that place, or the file is damaged.
@@ -164,17 +179,14 @@ def load_policy(path: Path | str) -> Policy:
     >>> load_policy(place).simulator, load_policy(place.parent).scale
     ('Pendulum-v1', 0.1)
     """
-    given = Path(path)
-    candidates = [given] if given.is_file() else sorted(given.glob("**/policy-*.npz"), key=_order)
-    if not candidates:
-        raise ValueError(f"there is no policy in {str(given)!r}: it is saved with a run's first checkpoint.")
+    file = find_policy(path)
     try:
-        arrays = load_arrays(candidates[0])
+        arrays = load_arrays(file)
         count = sum(name.startswith("weight_") for name in arrays)
         layers = [(arrays[f"weight_{i}"], arrays[f"bias_{i}"]) for i in range(count)]
         return Policy(layers, arrays["low"], arrays["high"], float(arrays["scale"]), str(arrays["simulator"]))
     except Exception as error:
-        raise ValueError(f"{candidates[0]} is not a policy saved by marginax train ({error}).") from error
+        raise ValueError(f"{file} is not a policy saved by marginax train ({error}).") from error
 
 
 def _order(path: Path) -> tuple[str, int]:
