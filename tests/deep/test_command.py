@@ -304,7 +304,7 @@ def test_a_saved_policy_of_discrete_actions_gives_their_indices_and_films_the_fi
     observations = np.array([[2.0, 1.0, 0.0, 0.0], [1.0, 2.0, 0.0, 0.0]], np.float32)
     assert policy(observations).tolist() == [0, 1]
     assert policy(observations[1]) == 1
-    monkeypatch.setattr("marginax.deep.policy._show", lambda frames, fps: None)
+    monkeypatch.setattr("marginax.deep.policy._show", lambda frames: None)
     monkeypatch.setattr(GymnasiumSimulator, "render", lambda self: np.zeros((2, 2, 3), np.uint8))
     assert main(["play", str(tmp_path), "--episodes", "1", "--render"]) == 0
     frames, count, result = capsys.readouterr().out.splitlines()
@@ -330,8 +330,9 @@ def test_what_a_user_may_not_expect_of_a_run_is_said_on_standard_error(capsys):
     assert f"{own}Lazy-v0' keeps state that is no plain data" in resume
     assert learning.startswith("marginax: nothing is learned in 200 steps")
     groups = {"td3": TD3Config(update_after=200)}  # the last block is followed by updates
-    _warn(PopulationConfig(simulator=f"{own}Point-v0", groups=groups, steps=200))
-    assert capsys.readouterr().err == ""
+    _warn(PopulationConfig(simulator=f"{own}Printing-v0", groups=groups, steps=200))
+    said = capsys.readouterr()
+    assert said.err == said.out == ""
 
 
 def test_a_folder_without_a_name_is_refused(capsys, monkeypatch, tmp_path):

@@ -19,7 +19,7 @@ from tensorboardX.proto.event_pb2 import Event
 from marginax.cli import main
 from marginax.deep import learner, networks
 from marginax.deep.config import TD3Config
-from marginax.deep.metrics import METRICS, read_metrics
+from marginax.deep.metrics import METRICS, MetricsLog, read_metrics
 from marginax.deep.networks import value
 from marginax.deep.population import Population
 from marginax.deep.run import load_run, open_run, run_metrics, train, train_elsewhere
@@ -316,3 +316,15 @@ def test_a_cut_last_line_of_metrics_is_left_out(alone, tmp_path):
     (tmp_path / METRICS).write_bytes(content[:-10])
     assert len(read_metrics(tmp_path)) == 7
     assert json.loads(content.splitlines()[0])["step"] == 100
+
+
+def test_metrics_that_do_not_fit_on_the_disk_are_named(tmp_path):
+    log = MetricsLog(tmp_path)
+    log.start(None)
+    log.close()
+    with (
+        Path("/dev/full").open("ab", buffering=0) as log.file,
+        pytest.raises(OSError, match=f"No space left on device: {str(tmp_path / METRICS)!r}"),
+    ):
+        log.write([{"operator": "a", "seed": 0, "step": 1}], 1.0)
+    log.close()

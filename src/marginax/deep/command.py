@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import math
 import sys
 import typing
@@ -173,7 +174,8 @@ def _warn(config: PopulationConfig) -> None:
     """Say on standard error what a user may not expect of a run."""
     from marginax.simulators.registry import warn_if_resume_differs
 
-    with warnings.catch_warnings(record=True) as caught:
+    quiet = contextlib.redirect_stdout(io.StringIO())  # environments may print
+    with warnings.catch_warnings(record=True) as caught, quiet:
         warnings.simplefilter("always")
         warn_if_resume_differs(config.simulator, allow_import=True)
     said = [str(each.message) for each in caught]

@@ -108,10 +108,15 @@ class MetricsLog:
 
     def write(self, lines: list[dict[str, Any]], speed: float) -> None:
         """Append lines; TensorBoard also gets the speed, in steps per second."""
+        try:
+            for line in lines:
+                self.file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+            self.file.flush()
+        except OSError as error:  # such as a full disk
+            error.filename = str(self.path)
+            raise
         for line in lines:
-            self.file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
             self._add_to_board({**line, "speed": speed})
-        self.file.flush()
         for board in (self.boards or {}).values():
             board.flush()
 

@@ -12,6 +12,8 @@ from marginax.simulators.policy import Layers, outputs, to_bounds
 from marginax.simulators.protocol import Simulator, optional_import
 from marginax.simulators.registry import make
 
+_FPS = 30  # frames per second of a film
+
 
 class Policy(NamedTuple):
     """A deterministic policy: a network whose outputs are an action in a box, or one number for each discrete action.
@@ -74,7 +76,7 @@ class Policy(NamedTuple):
 
 
 def _actions(count: int | None, size: int) -> str:
-    """What the actions of a simulator are, in words."""
+    """The actions of a simulator, in words."""
     return f"actions of {size} numbers" if count is None else f"{count} discrete actions"
 
 
@@ -86,7 +88,6 @@ def film(
     video: Path | None = None,
     show: bool = False,
     allow_import: bool = False,
-    fps: int = 30,
 ) -> int:
     """Play one episode of a policy and draw it with the simulator's own renderer.
 
@@ -97,7 +98,6 @@ def film(
         video: File to write, .mp4 or .gif; an .mp4 needs the extra `video`.
         show: Whether to show it in a window.
         allow_import: Accept a simulator `module:Id`.
-        fps: Frames per second.
 
     Returns:
         The number of frames.
@@ -118,8 +118,8 @@ def film(
     try:
         policy.check_fits(simulator, world)
         policy = policy._replace(low=world.action_low, high=world.action_high)  # as it is evaluated
-        observation, frames, over = world.reset(), [], False
-        frames.append(world.render())
+        observation, over = world.reset(), False
+        frames = [world.render()]
         while not over:
             observation, _, terminated, truncated = world.step(policy(observation))
             frames.append(world.render())
@@ -128,15 +128,15 @@ def film(
         world.close()
     if video is not None:
         if video.suffix == ".mp4":
-            imageio.mimwrite(video, frames, fps=fps, macro_block_size=1)
+            imageio.mimwrite(video, frames, fps=_FPS, macro_block_size=1)
         else:
-            imageio.mimwrite(video, frames, duration=1000 / fps, loop=0)
+            imageio.mimwrite(video, frames, duration=1000 / _FPS, loop=0)
     if show:
-        _show(frames, fps)
+        _show(frames)
     return len(frames)
 
 
-def _show(frames: list[np.ndarray], fps: int) -> None:
+def _show(frames: list[np.ndarray]) -> None:
     """An animation in Matplotlib's window."""
     import matplotlib.pyplot as plt
 
@@ -145,7 +145,7 @@ def _show(frames: list[np.ndarray], fps: int) -> None:
     picture = axis.imshow(frames[0])
     for frame in frames[1:]:
         picture.set_data(frame)
-        plt.pause(1 / fps)
+        plt.pause(1 / _FPS)
 
 
 def policy_name(label: str, seed: int) -> str:

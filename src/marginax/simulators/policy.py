@@ -34,7 +34,7 @@ def unpack(vector: np.ndarray, sizes: Sequence[int]) -> Layers:
 
 
 def outputs(layers: Layers, observation: np.ndarray) -> np.ndarray:
-    """What a network of ReLU layers says of an observation `[n]`, or of many, `[batch, n]`.
+    """The outputs of a network of ReLU layers for an observation `[n]`, or for many, `[batch, n]`.
 
     For discrete actions these are the actions' values, and the best action is the first of the largest.
 

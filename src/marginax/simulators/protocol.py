@@ -138,7 +138,7 @@ def action_index(action: Any, num_actions: int) -> int:
     2
     """
     found = np.asarray(action)
-    index = found.item() if found.size == 1 else None
+    index: Any = found.item() if found.size == 1 else None
     if index not in range(num_actions):
         raise ValueError(f"action must be an index below {num_actions}, got {action!r}")
     return int(index)

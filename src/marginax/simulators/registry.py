@@ -56,6 +56,8 @@ def make(name: str, seed: int, *, allow_import: bool = False, render: bool = Fal
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be a non-negative integer below 2**32, got {seed!r}")
     seed = int(seed)
+    if not isinstance(name, str):
+        raise ValueError(f"name must be the name of a simulator, got {name!r}")
     if name.endswith("+time"):
         plain = make(name.removesuffix("+time"), seed, allow_import=allow_import, render=render)
         return TimeFeature(plain)
