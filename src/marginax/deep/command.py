@@ -301,7 +301,7 @@ def play(
     """Evaluate a saved policy on its simulator, without exploration.
 
     Args:
-        run: A policy file, or the folder of a run or of one of its seeds.
+        run: A policy file, the folder of a seed, or that of a run, whose first seed then plays.
         episodes: Number of episodes.
         seed: Seed of the episodes.
         simulator: Another simulator; needed where the policy's own is in a module that would have to be imported.

@@ -43,7 +43,7 @@ class Display:
 
         self.rows = {name: _Row() for name in self.parts}
         self.console = Console(file=sys.stdout)
-        wide = self.console.width >= 60 + max(map(len, self.parts), default=0)
+        wide = self.console.width >= 54 + max(map(len, self.parts), default=0)
         lively = self.console.is_interactive and wide
         self.live = Live(console=self.console, refresh_per_second=2) if lively else None
         self.drawn = 0.0
