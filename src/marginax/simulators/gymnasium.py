@@ -388,7 +388,7 @@ def _restore(saved: Any, now: Any) -> Any:
     if kind == "generator":
         return _restore_generator(_restore(inner, None), now)
     if kind == "object":
-        if now is None:
+        if not hasattr(now, "__dict__"):
             raise _NotDataError
         for name, value in inner.items():
             vars(now)[name] = _restore(value, vars(now).get(name))
