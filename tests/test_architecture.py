@@ -16,6 +16,7 @@ ROOMS = [
         "_solve",
         "_files",
         "_folders",
+        "_interrupts",
         "statistics",
         "policies",
         "mdp",

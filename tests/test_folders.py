@@ -1,5 +1,6 @@
 """Folders: locks that name their holder, and copies of folders on other file systems."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -135,3 +136,13 @@ def test_a_lock_names_its_holder_and_goes_with_it(tmp_path):
     with Lock(tmp_path / "run"):
         assert str(os.getpid()) in (tmp_path / "run" / ".lock").read_text()
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_folder_on_a_full_disk_is_held_without_a_name(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.pwrite", full)
+    with Lock(tmp_path), pytest.raises(RuntimeError, match="is in use by another process"), Lock(tmp_path):
+        pass
+    assert not list(tmp_path.iterdir())

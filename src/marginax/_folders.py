@@ -205,8 +205,9 @@ class Lock:
             "since": now,
             "command": shlex.join(_command()),
         }
-        os.truncate(file, 0)
-        os.pwrite(file, json.dumps(who).encode(), 0)
+        with contextlib.suppress(OSError):  # the disk is full: the lock holds without a name
+            os.truncate(file, 0)
+            os.pwrite(file, json.dumps(who).encode(), 0)
         self._file = file
         return self
 

@@ -8,15 +8,12 @@ import importlib
 import io
 import os
 import re
-import signal
-import socket
 import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import marginax
+from marginax import _interrupts
 
 __all__ = ["main", "parse"]
 
@@ -32,8 +29,6 @@ COMMANDS = {
     "evaluate": ("marginax.offline.command:evaluate", "say what a policy is worth, from logged data"),
     "explore": ("marginax.explorer.command:explore", "see weights, rates and noise move, in the browser"),
 }
-INTERRUPTED = 130
-_PATIENCE = 1.5  # seconds after Ctrl-C that a command has to end by itself
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,20 +43,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         _print_on_any_terminal()
+        _interrupts.end_soon()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None:
-        _end_soon_after_interrupt()
     try:
         status = _run(*words) if words else _run("--help")
         if arguments is None:
             print(end="", flush=True)
-            _done()
+            _interrupts.ignore()
         return status
     except KeyboardInterrupt:
-        if arguments is None:  # threads that still compute would keep the interpreter from ending
-            _exit_interrupted()
+        if arguments is None:
+            _interrupts.leave("marginax: interrupted")
         _fail("interrupted")
-        return INTERRUPTED
+        return _interrupts.STATUS
     except BrokenPipeError:  # the reader has seen enough: `marginax reproduce --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -146,56 +140,6 @@ def _print_on_any_terminal() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="marginax.nearest")
-
-
-def _end_soon_after_interrupt() -> None:
-    """Ends the process soon after Ctrl-C even while compiled code holds the main thread.
-
-    Python raises `KeyboardInterrupt` between two of its own instructions. A compilation may keep it from the next one
-    for minutes, and a callback of the garbage collector swallows it. Files are written whole or not at all, so that
-    ending at any moment loses nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return
-    ours, signals = socket.socketpair()
-    signals.setblocking(False)
-    signal.set_wakeup_fd(signals.fileno())
-
-    def watch() -> None:
-        while signal.SIGINT not in ours.recv(64):
-            pass
-        time.sleep(_PATIENCE)
-        _exit_interrupted()
-
-    def unraisable(event: Any) -> None:
-        if not issubclass(event.exc_type, KeyboardInterrupt):
-            sys.__unraisablehook__(event)
-
-    threading.Thread(target=watch, daemon=True).start()
-    sys.unraisablehook = unraisable
-    _KEPT.append(signals)
-
-
-def _done() -> None:
-    """The command's work is over: Ctrl-C while the interpreter ends changes nothing."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-_KEPT: list[socket.socket] = []
-_LEAVING = threading.Lock()
-
-
-def _exit_interrupted() -> None:
-    """Say it once, show the cursor that a progress bar hid, and end without waiting for threads."""
-    with _LEAVING:
-        with contextlib.suppress(Exception):
-            if sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
-                sys.stderr.write("\x1b[?25h\n")
-            _fail("interrupted")
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(INTERRUPTED)
 
 
 def _fail(sentence: str) -> int:

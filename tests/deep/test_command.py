@@ -10,7 +10,7 @@ import pytest
 import rich.console
 
 from marginax.cli import main
-from marginax.deep.command import finish
+from marginax.deep.command import _warn, finish
 from marginax.deep.config import TD3Config
 from marginax.deep.curves import curves_of, load_curves
 from marginax.deep.discrete_config import ActorCriticConfig, QConfig
@@ -304,13 +304,42 @@ def test_a_saved_policy_of_discrete_actions_gives_their_indices_and_films_the_fi
     observations = np.array([[2.0, 1.0, 0.0, 0.0], [1.0, 2.0, 0.0, 0.0]], np.float32)
     assert policy(observations).tolist() == [0, 1]
     assert policy(observations[1]) == 1
-    monkeypatch.setattr("marginax.deep.policy._show", lambda frames, fps: None)
+    monkeypatch.setattr("marginax.deep.policy._show", lambda frames: None)
     monkeypatch.setattr(GymnasiumSimulator, "render", lambda self: np.zeros((2, 2, 3), np.uint8))
     assert main(["play", str(tmp_path), "--episodes", "1", "--render"]) == 0
     frames, count, result = capsys.readouterr().out.splitlines()
-    assert count == "CartPole-v1: 1 episode"
+    assert count == f"CartPole-v1: 1 episode of {tmp_path / 'policy-a.npz'}"
     steps = int(frames.split()[0]) - 1
     assert result.startswith(f"return {steps}.00 ")  # a step earns 1
+
+
+def test_a_film_that_cannot_be_written_is_refused_before_the_episode(tmp_path, monkeypatch, capsys):
+    layers = [(np.eye(4, 2, dtype=np.float32), np.zeros(2, np.float32))]
+    Policy(layers, np.array([0.0]), np.array([1.0]), 0.0, "CartPole-v1").save(tmp_path / "policy-a.npz")
+    monkeypatch.setattr(GymnasiumSimulator, "step", lambda *_: pytest.fail("an episode was played"))
+    film = tmp_path / "policy-a.npz" / "film.gif"
+    assert main(["play", str(tmp_path), "--video", str(film)]) == 2
+    assert f"cannot write to the folder {str(film.parent)!r}" in capsys.readouterr().err
+
+
+def test_what_a_user_may_not_expect_of_a_run_is_said_on_standard_error(capsys):
+    groups = {"td3": TD3Config(update_after=201)}
+    own = "simulators.own_environments:"
+    _warn(PopulationConfig(simulator=f"{own}Lazy-v0", groups=groups, steps=200))
+    resume, learning = capsys.readouterr().err.splitlines()
+    assert f"{own}Lazy-v0' keeps state that is no plain data" in resume
+    assert learning.startswith("marginax: nothing is learned in 200 steps")
+    groups = {"td3": TD3Config(update_after=200)}  # the last block is followed by updates
+    _warn(PopulationConfig(simulator=f"{own}Printing-v0", groups=groups, steps=200))
+    said = capsys.readouterr()
+    assert said.err == said.out == ""
+
+
+def test_a_folder_without_a_name_is_refused(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "CartPole-v1", "--out", ""]) == 2
+    assert "--out must be a folder, got ''" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_preset_of_td3_is_refused_for_other_agents(capsys):
@@ -321,6 +350,20 @@ def test_a_preset_of_td3_is_refused_for_other_agents(capsys):
 def test_a_dumb_terminal_gets_lines(monkeypatch, capsys):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    monkeypatch.setenv("COLUMNS", "100")
     with Display("one run", 10, ["seed 0"]) as display:
         display.listen("seed 0", {"step": 5, "state": "finished"})
         assert capsys.readouterr().out == "seed 0: finished at step 5\n"
+
+
+@pytest.mark.parametrize("columns", [40, 100])
+def test_a_terminal_that_is_too_narrow_for_the_table_gets_lines(monkeypatch, capsys, columns):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    line = {"operator": "retrace", "step": 1500, "return": -12.5}
+    with Display("one run", 2000, ["seed-0"]) as display:
+        display.listen("seed-0", {"step": 1500, "lines": [line]})
+    out = capsys.readouterr().out
+    assert ("seed-0: step 1,500, return retrace -12.50\n" in out) == (columns == 40)
+    assert ("time left" in out) == (columns == 100)

@@ -245,6 +245,14 @@ def test_bad_options_are_named(as_users_have_it, name, value, message):
         TD3Config(**{name: value})
 
 
+def test_what_is_no_population_is_refused(as_users_have_it):
+    with pytest.raises(ValueError, match="simulator must be a name, got None"):
+        PopulationConfig(simulator=None, groups={"a": TD3Config()})
+    for groups in (TD3Config(), [TD3Config()], {"a": 1}, {1: TD3Config()}):
+        with pytest.raises(ValueError, match="groups must map labels to settings of agents, got "):
+            PopulationConfig(simulator="Pendulum-v1", groups=groups)
+
+
 def test_presets_are_settings_by_name():
     assert TD3Config.preset("default") == TD3Config()
     assert TD3Config().scale_observations and TD3Config().saturation_penalty > 0

@@ -208,7 +208,7 @@ def test_what_is_no_number_is_null_in_the_metrics(tmp_path, capsys):
     curve = curves_of("task", [first, second])["a"]
     np.testing.assert_array_equal(curve.returns, [[np.nan], [second["return"]]])
     Display("title", 80, ["agents"]).listen("agents", {"step": 80, "lines": [first, second]})
-    assert f"return a {second['return']:.2f}," in capsys.readouterr().out
+    assert f"return a {second['return']:.2f}\n" in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -17,8 +17,10 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from marginax.cli import main
+from marginax.deep import learner, networks
 from marginax.deep.config import TD3Config
-from marginax.deep.metrics import METRICS, read_metrics
+from marginax.deep.metrics import METRICS, MetricsLog, read_metrics
+from marginax.deep.networks import value
 from marginax.deep.population import Population
 from marginax.deep.run import load_run, open_run, run_metrics, train, train_elsewhere
 from marginax.deep.run_config import PopulationConfig
@@ -230,12 +232,35 @@ def test_values_beyond_any_return_are_divergence(tmp_path):
     assert population.step == found["step"] == 100
 
 
-def test_a_run_is_refused_on_another_kind_of_device_in_a_sentence(tmp_path, monkeypatch):
-    with Population(CONFIG, folder=tmp_path) as population:
-        population.run(stop=lambda: population.step >= 50)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    with pytest.raises(ValueError, match=r"was trained on 'cpu' and cannot go on on 'gpu'"):
-        Population(CONFIG, folder=tmp_path)
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["cpu", "gpu"])
+def test_a_run_goes_on_where_the_critics_have_another_layout(first, tmp_path, monkeypatch):
+    """On a CPU the twin critics are two networks, on an accelerator one; networks here have the layout that is asked for."""
+    config = dataclasses.replace(CONFIG, seeds=(1, 2), steps=400)
+    pairs = jax.random.normal(jax.random.key(0), (5, 4))
+
+    def values(population):
+        agents = population.learners[0].state.agents
+        alone = [jax.tree.map(lambda x, i=i: x[i], agents) for i in range(2)]
+        return np.stack([value(critic, pairs) for x in alone for critic in (x.critic, x.target_critic)])
+
+    def population(layout, folder):
+        monkeypatch.setattr(networks.jax, "default_backend", lambda: layout)
+        for program in (learner._initial, learner._insert, learner._learn):
+            program.cache_clear()
+        return Population(config, folder=folder)
+
+    with population(first, tmp_path / "moved") as before:
+        before.run(stop=lambda: before.step >= 200)
+    with population({"cpu": "gpu", "gpu": "cpu"}[first], tmp_path / "moved") as after:
+        assert isinstance(before.learners[0].state.agents.critic, tuple) == (first == "cpu")
+        assert isinstance(after.learners[0].state.agents.critic, tuple) == (first == "gpu")
+        assert np.ptp(values(after)[0], axis=0).min() > 1e-4  # the twins differ
+        np.testing.assert_allclose(values(after), values(before), rtol=1e-5, atol=1e-6)
+        after.run()
+    with population(first, tmp_path / "whole") as whole:
+        whole.run()
+    np.testing.assert_allclose(values(after), values(whole), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.long
@@ -291,3 +316,15 @@ def test_a_cut_last_line_of_metrics_is_left_out(alone, tmp_path):
     (tmp_path / METRICS).write_bytes(content[:-10])
     assert len(read_metrics(tmp_path)) == 7
     assert json.loads(content.splitlines()[0])["step"] == 100
+
+
+def test_metrics_that_do_not_fit_on_the_disk_are_named(tmp_path):
+    log = MetricsLog(tmp_path)
+    log.start(None)
+    log.close()
+    with (
+        Path("/dev/full").open("ab", buffering=0) as log.file,
+        pytest.raises(OSError, match=f"No space left on device: {str(tmp_path / METRICS)!r}"),
+    ):
+        log.write([{"operator": "a", "seed": 0, "step": 1}], 1.0)
+    log.close()

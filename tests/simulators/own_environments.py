@@ -93,6 +93,39 @@ class Breaking(Point):
         return super().step(action)
 
 
+class Spring:
+    """A plain object that outlives episodes."""
+
+    def __init__(self):
+        self.length = 0.0
+
+
+class Nested(Point):
+    """Generators and plain objects in containers, and one more of each that is made at the first step."""
+
+    def __init__(self, lazy="generator", **options):
+        super().__init__(**options)
+        self.lazy, self.first = lazy, None
+        old = np.random.RandomState(4)
+        self.parts = {"noise": [np.random.default_rng(3), old], "springs": (Spring(), Spring())}
+
+    def step(self, action):
+        if self.first is None:
+            self.first = np.random.default_rng(5) if self.lazy == "generator" else Spring()
+        place, reward, *rest = super().step(action)
+        if self.lazy == "generator":
+            reward += self.first.normal()
+        else:
+            self.first.length += 1
+            reward += self.first.length
+        for noise in self.parts["noise"]:
+            reward += noise.normal()
+        for i, spring in enumerate(self.parts["springs"]):
+            spring.length += i + 1
+            reward += spring.length
+        return place, reward, *rest
+
+
 class Slow(Point):
     """One step takes an hour."""
 
@@ -121,6 +154,8 @@ register("Dictionary-v0", Dictionary)
 register("Changing-v0", Point, kwargs={"changes_actions": True})
 register("Printing-v0", Point, kwargs={"prints": True})
 register("Secret-v0", Point, kwargs={"secret": True})
+register("Nested-v0", Nested)
+register("Lazy-v0", Nested, kwargs={"lazy": "spring"})
 register("Slow-v0", Slow)
 register("Breaking-v0", Breaking)
 for old in ("reset", "seed", "step", "shape"):

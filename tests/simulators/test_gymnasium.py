@@ -66,11 +66,11 @@ def test_wrappers_are_not_dropped():
 
 @pytest.mark.parametrize(
     "name",
-    ["Point-v0", "Rescaled-v0", "Flattened-v0", "Normalised-v0", "Discrete-v0", "Changing-v0"],
+    ["Point-v0", "Rescaled-v0", "Flattened-v0", "Normalised-v0", "Discrete-v0", "Changing-v0", "Nested-v0"],
 )
 @pytest.mark.parametrize("steps", [7, 47])
 def test_checkpoints_hold_every_layer(name, steps):
-    """Normalised-v0 has running means, and Point-v0 a counter, that outlive episodes."""
+    """Normalised-v0 has running means, Point-v0 a counter, and Nested-v0 generators and objects, that outlive episodes."""
     first, second = own(name, 1), own(name, 2)
     first.reset()
     second.reset()
@@ -156,9 +156,10 @@ def test_discrete_actions():
     check_actions("CartPole-v1", simulator, discrete=True)
 
 
-def test_a_state_that_is_not_data_is_told_early():
-    with pytest.warns(UserWarning, match="'simulators.own_environments:Secret-v0' keeps state"):
-        warn_if_resume_differs(OWN + "Secret-v0", True)
+@pytest.mark.parametrize("name", ["Secret-v0", "Lazy-v0"])
+def test_a_state_that_is_not_data_is_told_early(name):
+    with pytest.warns(UserWarning, match=f"'simulators.own_environments:{name}' keeps state"):
+        warn_if_resume_differs(OWN + name, True)
 
 
 def test_modules_are_imported_only_on_request(tmp_path, monkeypatch):

@@ -260,3 +260,47 @@ def test_workers_end_with_their_parent(how):
         time.sleep(0.05)
     assert not any(map(running, workers))
     assert not {name for name in set(os.listdir("/dev/shm")) - shared if "marginax" in name}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"noise": 0.0}, "noise must be positive, got 0.0"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"random_steps": -1}, "random_steps must be at least 0, got -1"),
+        ({"epsilons": (0.1, 1.5)}, r"epsilons\[1\] must lie in \[0, 1\], got 1.5"),
+        ({"epsilons": ()}, "epsilons must not be empty"),
+    ],
+)
+def test_an_agent_that_cannot_play_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        AgentSpec(**{"simulator": "CartPole-v1", "seed": 0, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"workers": -1}, "workers must be at least 0, got -1"),
+        ({"sizes": []}, r"sizes must begin with 3 and end with 1 for Pendulum-v1, got \[\]"),
+        (
+            {"specs": [AgentSpec(name, 0) for name in ("Pendulum-v1", "MountainCarContinuous-v0")]},
+            r"specs must have simulators with equal sizes and kinds of actions, got .*\(2, 1, None\)",
+        ),
+    ],
+)
+def test_a_pool_that_cannot_play_is_refused(change, message):
+    usual = {"specs": [AgentSpec("Pendulum-v1", 0)], "sizes": [3, 1], "steps": 4, "workers": 0}
+    with pytest.raises(ValueError, match=message):
+        Pool(**{**usual, **change})
+
+
+def test_parameters_of_another_shape_and_agents_that_are_not_there_are_refused():
+    with Pool([AgentSpec("Pendulum-v1", 0)], sizes=[3, 1], steps=4, workers=0) as pool:
+        with pytest.raises(ValueError, match=r"parameters must have shape \(1, 4\), got \(4,\)"):
+            pool.start(0, np.zeros(4, np.float32))
+        parameters = np.zeros((1, 4), np.float32)
+        with pytest.raises(ValueError, match=r"agents must lie in range\(1\), got 1"):
+            pool.evaluate(0, parameters, 1, agents=[1])
+        with pytest.raises(ValueError, match="episodes must be at least 1, got 0"):
+            pool.evaluate(0, parameters, 0)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from marginax.simulators import Simulator, make
+from marginax.simulators.policy import to_bounds
 
 NAMES = [
     "dm_control/cheetah-run",
@@ -97,8 +98,11 @@ def test_falling_hopper_terminates():
 
 
 def test_bad_names_and_seeds():
-    with pytest.raises(ValueError, match="seed must be a non-negative integer, got -1"):
-        make("Pendulum-v1", -1)
+    for name, seed in (("Pendulum-v1", -1), ("grid/catch", 2**32)):
+        with pytest.raises(
+            ValueError, match=rf"seed must be a non-negative integer below 2\*\*32, got {seed}"
+        ):
+            make(name, seed)
     with pytest.raises(ValueError, match="mujoco/cheetah-run"):
         make("mujoco/cheetah-fly", 0)
     with pytest.raises(ValueError, match="control suite, got 'dm_control/cheetah-fly'"):
@@ -133,3 +137,44 @@ print("fine")
 """
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert out.stdout.strip() == "fine", out.stderr
+
+
+FAMILIES = ["Pendulum-v1", "mujoco/pendulum-swingup", "dm_control/pendulum-swingup", "gymnax/Pendulum-v1"]
+
+
+@pytest.mark.parametrize(
+    "name", [*FAMILIES, "pybullet/Hopper", "Pendulum-v1+time", "CartPole-v1", "grid/catch"]
+)
+def test_a_step_before_the_first_reset_is_refused(name):
+    simulator = make(name, 0)
+    with pytest.raises(RuntimeError, match="no episode has begun: call reset before step"):
+        simulator.step(simulator.action_low)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "pybullet/Hopper"])
+@pytest.mark.parametrize("action", [0.5, [], [[0.0]], [0.0, 0.0], ["0"], [True], [None]])
+def test_an_action_that_is_no_vector_of_the_box_is_refused(name, action):
+    simulator = make(name, 0)
+    simulator.reset()
+    with pytest.raises(ValueError, match=f"action must be {simulator.action_size} numbers, got "):
+        simulator.step(np.array(action))
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "grid/catch"])
+@pytest.mark.parametrize("action", [0.5, None, "0", [], [0, 1], np.nan, np.inf, -1])
+def test_an_action_that_is_no_index_is_refused(name, action):
+    simulator = make(name, 0)
+    simulator.reset()
+    with pytest.raises(ValueError, match=f"action must be an index below {simulator.num_actions}, got "):
+        simulator.step(np.array(action))
+
+
+def test_scaled_actions_stay_within_the_bounds():
+    generator = np.random.default_rng(0)
+    low = generator.uniform(-3, 1, 1000).astype(np.float32)
+    high = low + generator.uniform(0.01, 3, 1000).astype(np.float32)
+    for action in (-7, -1, 0.3, 1, 2):
+        scaled = to_bounds(np.full(1000, action, np.float32), low, high)
+        assert (low <= scaled).all() and (scaled <= high).all()
+        share = (1 + np.clip(action, -1, 1)) / 2
+        np.testing.assert_allclose(scaled, low + share * (high.astype(float) - low), atol=1e-6)

@@ -76,7 +76,7 @@ class _Programs:
         return self._of_all(jax.vmap(one)(keys))
 
     def _of_all(self, of_seeds: Any) -> Any:
-        """What belongs to a seed, for all agents: those of one seed meet the same noise in every group."""
+        """Repeat what belongs to the seeds for every group: agents of one seed meet the same noise."""
         groups = len(self.plan.configs)
         return jax.tree.map(lambda x: jnp.concatenate([x] * groups) if groups > 1 else x, of_seeds)
 

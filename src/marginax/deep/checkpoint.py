@@ -154,7 +154,7 @@ def from_arrays(template: Tree, arrays: Mapping[str, np.ndarray]) -> Tree:
 
 
 def platform() -> dict[str, Any]:
-    """What a checkpoint says of the machine it was made on."""
+    """The machine, as a checkpoint records it."""
     import jax
 
     device = jax.devices()[0]

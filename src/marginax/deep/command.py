@@ -2,8 +2,11 @@
 
 import contextlib
 import dataclasses
+import io
 import math
+import sys
 import typing
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,16 +22,18 @@ from marginax.deep.run_config import CONFIGS, PopulationConfig
 
 
 def train(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
-    """Program name, function and words of `marginax train TASK …`, for `cli` to parse: flags are those of the agent.
+    """What `cli` parses for `marginax train TASK …`: a program name, a function whose flags are the agent's settings, and the words.
 
-    The agent is the one that `--agent` names; without it, TD3 or Q-learning, as the task's actions need.
+    The agent is the one that `--agent` names. Without it, the actions of the task decide: see `default_agent`.
     """
     named = last_given(words, "--agent", "")
     if named:
         kind = choice("--agent", named, list(CONFIGS))
     else:
         task = task_in(words)
-        kind = fitting(task) if task else "td3"
+        kind = default_agent(task) if task else "td3"
+    if last_given(words, "--out", ".") == "":
+        raise ValueError("--out must be a folder, got ''")
     settings = CONFIGS[kind]
     start = choice("--preset", last_given(words, "--preset", "default"), TD3_PRESETS)
     if start != "default" and kind != TD3Config.kind:
@@ -62,16 +67,16 @@ def train(words: list[str]) -> tuple[str, Callable[..., None], list[str]]:
             task: mujoco/walker-run, Pendulum-v1, CartPole-v1, gymnax/Breakout-MinAtar, grid/catch, module:Id, ...
             out: Folder for settings, metrics, checkpoints and policies.
             seeds: Number of seeds.
-            first_seed: The first of them.
+            first_seed: The first seed; the others follow it.
             steps: Environment steps of each seed.
             evaluate_every: Steps between evaluations of the deterministic policy; by default about twenty in the run.
             episodes: Episodes of an evaluation, on simulators of their own.
             checkpoint_minutes: Minutes between checkpoints.
-            workers: Processes: seeds side by side on CPU, simulation on an accelerator; by default the cores.
+            workers: Processes at a time, by default one per core. On a CPU each trains a seed; on an accelerator they simulate.
             overlap: Simulate while learning, with policies that are one block old; without effect on gymnax/ and grid/ simulators.
             track: Send the metrics to Weights & Biases as well, one run for each agent (`pip install wandb`).
-            agent: The agent.
-            preset: Where the settings of TD3 start, before the flags below: its defaults, Spinning Up's, or the paper's.
+            agent: Which agent is trained.
+            preset: Settings of TD3 that the flags below change: its defaults, Spinning Up's, or the paper's.
             settings: Settings of the agent.
         """
         options = {"checkpoint_minutes": checkpoint_minutes, "workers": workers}
@@ -112,8 +117,8 @@ def task_in(words: list[str]) -> str | None:
     return None
 
 
-def fitting(task: str) -> str:
-    """The name of the agent that a task is trained with unless another is asked for."""
+def default_agent(task: str) -> str:
+    """The name of the agent that fits a task: TD3 for actions in a box, Q-learning for discrete ones."""
     from marginax.simulators import make
 
     simulator = make(task, seed=0, allow_import=True)
@@ -142,8 +147,11 @@ def _train(
     groups = {agent.label: agent}
     config = PopulationConfig(groups=groups, seeds=tuple(seeds), evaluate_every=evaluate_every, **population)
     task = config.simulator
-    hint = f"marginax train {task} --agent {fitting(task)}"
-    check_actions(task, make(task, seed=0, allow_import=True), discrete=agent.discrete, command=hint)
+    hint = f"marginax train {task} --agent {'td3' if agent.discrete else 'q-learning'}"
+    simulator = make(task, seed=0, allow_import=True)
+    check_actions(task, simulator, discrete=agent.discrete, command=hint)
+    simulator.close()
+    _warn(config)
     check_writable(out)
     run = open_run(out, config)
     title = f"{task}, {agent.label}"
@@ -162,10 +170,28 @@ def _train(
     print(f"Next: marginax plot {out}, marginax play {out}")
 
 
+def _warn(config: PopulationConfig) -> None:
+    """Say on standard error what a user may not expect of a run."""
+    from marginax.simulators.registry import warn_if_resume_differs
+
+    quiet = contextlib.redirect_stdout(io.StringIO())  # environments may print
+    with warnings.catch_warnings(record=True) as caught, quiet:
+        warnings.simplefilter("always")
+        warn_if_resume_differs(config.simulator, allow_import=True)
+    said = [str(each.message) for each in caught]
+    if config.steps < config.first.update_after:
+        said.append(
+            f"nothing is learned in {config.steps:,} steps, because the first update comes after "
+            f"update_after = {config.first.update_after:,}"
+        )
+    for sentence in said:
+        print(f"marginax: {sentence}", file=sys.stderr)
+
+
 def _as_derived_before(
     out: Path, agent: AgentConfig, evaluate_every: int | None
 ) -> tuple[AgentConfig, int | None]:
-    """The agent's settings and `evaluate_every`; what is to be derived stays as it was if a run there is made longer."""
+    """The agent's settings and `evaluate_every`; where they are None, those of an earlier run in the folder, which may be shorter."""
     from marginax.deep.run import SETTINGS, load_run
 
     if not (out / SETTINGS).exists():
@@ -181,7 +207,7 @@ def _as_derived_before(
 def tracker(
     track: bool, task: str, config: PopulationConfig
 ) -> Iterator[Callable[[list[dict[str, Any]]], None]]:
-    """Takes lines of metrics to Weights & Biases, if they are to be tracked there."""
+    """A function that sends lines of metrics to Weights & Biases, or does nothing unless `track`."""
     if not track:
         yield lambda lines: None
         return
@@ -216,7 +242,7 @@ def finish(outcome: dict[str, dict[str, Any]]) -> None:
     if bad:
         reasons = []
         for name, found in bad.items():
-            # What diverged says itself where.
+            # The reason of a divergence names its step.
             place = f" at step {found['step']:,}" if found["state"] == "failed" else ""
             reasons.append(f"{name} {found['state']}{place}: {found['reason']}")
         raise RuntimeError(f"{len(bad)} of {len(outcome)} did not finish. {'; '.join(reasons)}")
@@ -275,7 +301,7 @@ def play(
     """Evaluate a saved policy on its simulator, without exploration.
 
     Args:
-        run: A policy file, or the folder of a run or of one of its seeds.
+        run: A policy file, the folder of a seed, or that of a run, whose first seed then plays.
         episodes: Number of episodes.
         seed: Seed of the episodes.
         simulator: Another simulator; needed where the policy's own is in a module that would have to be imported.
@@ -284,12 +310,13 @@ def play(
     """
     import numpy as np
 
-    from marginax.deep.policy import load_policy
+    from marginax.deep.policy import find_policy, load_policy
     from marginax.simulators.rollout import AgentSpec, evaluate, evaluation_seeds
 
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, got {episodes}.")
-    policy = load_policy(run)
+    file = find_policy(run)
+    policy = load_policy(file)
     name = simulator or policy.simulator
     if simulator is None and ":" in name:
         raise ValueError(
@@ -307,7 +334,7 @@ def play(
     world.close()
     policy.check_fits(name, world)
     returns = next(x for x in evaluate(spec, policy.layers, 0, episodes) if x is not None)
-    print(f"{name}: {episodes} episode{'s' * (episodes > 1)}")
+    print(f"{name}: {episodes} episode{'s' * (episodes > 1)} of {file}")
     print(
         f"return {np.mean(returns):.2f} ± {np.std(returns):.2f}, {returns.min():.2f} to {returns.max():.2f}"
     )

@@ -1,4 +1,4 @@
-"""How a run fares while it trains, on a terminal or line by line."""
+"""The progress of a run while it trains: a table on a terminal, lines anywhere else."""
 
 import math
 import sys
@@ -29,12 +29,12 @@ class _Row:
 
 @dataclass
 class Display:
-    """How the parts of a run fare: a live table on a terminal (that is not dumb); anywhere else a line per evaluation."""
+    """The progress of the parts of a run: a live table on a terminal that can show it; anywhere else a line per evaluation."""
 
     title: str
     steps: int
     parts: list[str]
-    told_later: tuple[str, ...] = ("failed",)  # states whose reason `finish` says
+    told_later: tuple[str, ...] = ("failed",)  # states whose reason `finish` prints at the end
     rows: dict[str, _Row] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,7 +43,9 @@ class Display:
 
         self.rows = {name: _Row() for name in self.parts}
         self.console = Console(file=sys.stdout)
-        self.live = Live(console=self.console, refresh_per_second=2) if self.console.is_interactive else None
+        wide = self.console.width >= 54 + max(map(len, self.parts), default=0)
+        lively = self.console.is_interactive and wide
+        self.live = Live(console=self.console, refresh_per_second=2) if lively else None
         self.drawn = 0.0
 
     def __enter__(self) -> "Display":
@@ -62,7 +64,7 @@ class Display:
             print(f"checkpoints were written ({reached}); the same command carries on", flush=True)
 
     def listen(self, name: str, message: dict[str, Any]) -> None:
-        """Take in what a part says."""
+        """Show a message of a part."""
         row = self.rows[name]
         row.step, row.speed = message.get("step", row.step), message.get("speed", row.speed)
         row.state = message.get("state", "training")
@@ -81,7 +83,8 @@ class Display:
             by_step.setdefault(line["step"], {}).setdefault(line["operator"], []).append(line)
         for step, groups in by_step.items():
             means = ", ".join(f"{label} {_mean_return(x):.2f}" for label, x in groups.items())
-            print(f"{name}: step {step:,}, return {means}, {row.speed:.0f} steps/s", flush=True)
+            speed = f", {row.speed:.0f} steps/s" if row.speed else ""
+            print(f"{name}: step {step:,}, return {means}{speed}", flush=True)
         if "state" in message:
             told = "reason" in message and row.state not in self.told_later
             reason = f": {message['reason']}" if told else ""

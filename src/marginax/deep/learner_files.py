@@ -13,6 +13,7 @@ import numpy as np
 
 from marginax.deep import checkpoint
 from marginax.deep.learner import Learner, LearnerState
+from marginax.deep.networks import with_separate_twins, with_twins_as_in
 
 Arrays = dict[str, Any]
 
@@ -30,7 +31,8 @@ def to_files(
         known: Names of that checkpoint's files.
         replay: Whether the replay buffers are saved.
     """
-    files, keep = {f"learner-{number}-{step}": checkpoint.to_arrays(learner.state[:2])}, []
+    agents = with_separate_twins(learner.state[:2])
+    files, keep = {f"learner-{number}-{step}": checkpoint.to_arrays(agents)}, []
     for group, capacity in enumerate(learner.plan.capacities if replay else ()):
         name, oldest = f"replay-{number}-{group}", max(0, step - capacity)
         keep += [file for file in known if _segment(file, name)[1] > oldest]
@@ -42,7 +44,8 @@ def to_files(
 
 def from_files(number: int, learner: Learner, files: Mapping[str, Arrays], step: int) -> LearnerState:
     """The state that `to_files` saved."""
-    restored = checkpoint.from_arrays(learner.state[:2], files[f"learner-{number}-{step}"])
+    here = learner.state[:2]
+    agents = checkpoint.from_arrays(with_separate_twins(here), files[f"learner-{number}-{step}"])
     rows = []
     for group, buffer in enumerate(learner.state.rows):
         name, ring = f"replay-{number}-{group}", np.zeros(buffer.shape, np.float32)
@@ -51,7 +54,7 @@ def from_files(number: int, learner: Learner, files: Mapping[str, Arrays], step:
             if last > 0:
                 ring[:, np.arange(first, last) % ring.shape[1]] = files[file]["rows"]
         rows.append(ring)
-    return LearnerState(*jax.device_put((*restored, tuple(rows), np.int32(step))))
+    return LearnerState(*jax.device_put((*with_twins_as_in(here, agents), tuple(rows), np.int32(step))))
 
 
 def _segment(file: str, name: str) -> tuple[int, int]:

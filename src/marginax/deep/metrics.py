@@ -103,15 +103,20 @@ class MetricsLog:
         for path in (self.folder / BOARD).glob("*/events.*"):
             path.unlink()
         for line in lines:
-            self._show(line)
+            self._add_to_board(line)
         return lines
 
     def write(self, lines: list[dict[str, Any]], speed: float) -> None:
         """Append lines; TensorBoard also gets the speed, in steps per second."""
+        try:
+            for line in lines:
+                self.file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+            self.file.flush()
+        except OSError as error:  # such as a full disk
+            error.filename = str(self.path)
+            raise
         for line in lines:
-            self.file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-            self._show({**line, "speed": speed})
-        self.file.flush()
+            self._add_to_board({**line, "speed": speed})
         for board in (self.boards or {}).values():
             board.flush()
 
@@ -129,7 +134,7 @@ class MetricsLog:
         for board in (self.boards or {}).values():
             board.close()
 
-    def _show(self, line: dict[str, Any]) -> None:
+    def _add_to_board(self, line: dict[str, Any]) -> None:
         if self.boards is None:
             return
         name = agent_name(line["operator"], line["seed"])

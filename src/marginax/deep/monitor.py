@@ -39,7 +39,7 @@ class Monitor:
         self._q_bounds = self._factors / np.array([1 - each.discount for each in settings])
 
     def watch(self, transitions: Transitions, start: int) -> None:
-        """Take in a block that begins after `start` steps; an agent whose simulator returns what is no number fails."""
+        """Take in a block that begins after `start` steps; an agent whose simulator returns NaN or infinity fails."""
         for agent, row, column in np.argwhere(~np.isfinite(transitions.rows)):
             reason = f"the simulator returned {transitions.rows[agent, row, column]}"
             self._fail(int(agent), start + int(row), reason)
@@ -54,7 +54,7 @@ class Monitor:
                     self.returns[place] = 0.0
 
     def note_earned(self, mean_returns: np.ndarray, largest_reward: np.ndarray) -> None:
-        """What `watch` finds, where blocks stay on the accelerator: the mean return of the episodes that ended, or NaN."""
+        """In place of `watch` where blocks stay on the accelerator: the mean return of episodes that ended, or NaN; the largest |reward|."""
         self.finished_returns = [[] if np.isnan(x) else [float(x)] for x in mean_returns]
         self.largest_reward = largest_reward
 

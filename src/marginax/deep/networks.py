@@ -102,6 +102,29 @@ def adam_step(rate: float, gradient: Any, optimiser: Any, parameters: Any) -> tu
     return optax.apply_updates(parameters, updates), optimiser
 
 
+def with_separate_twins(agents: Any) -> Any:
+    """Agents, every leaf `[agents, …]`, with the twin critics of a CPU, wherever they learn. Checkpoints have this form."""
+
+    def separate(x: Any) -> Any:
+        return tuple(jax.tree.map(lambda y, i=i: y[:, i], x) for i in range(2)) if _are_one(x) else x
+
+    return jax.tree.map(separate, agents, is_leaf=_are_one)
+
+
+def with_twins_as_in(here: Any, agents: Any) -> Any:
+    """What `with_separate_twins` returned, with twin critics in the form that they have in `here`."""
+
+    def join(x: Any, found: Any) -> Any:
+        return jax.tree.map(lambda *y: jnp.stack(y, 1), *found) if _are_one(x) else found
+
+    return jax.tree.map(join, here, agents, is_leaf=_are_one)
+
+
+def _are_one(x: Any) -> bool:
+    """Whether part of the agents' tree is twin critics in one network: parameters `[agents, 2, inputs, outputs]`."""
+    return isinstance(x, MLP) and x.weights[0].ndim == 4
+
+
 def actor_vector(actor: MLP) -> Float[Array, " n"]:
     """All parameters as one vector: for each layer the weights in row order, then the biases (`simulators.policy`)."""
     layers = zip(actor.weights, actor.biases, strict=True)

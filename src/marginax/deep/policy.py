@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marginax._files import load_arrays, save_arrays
+from marginax._files import check_writable, load_arrays, save_arrays
 from marginax.deep.metrics import agent_name
 from marginax.simulators.policy import Layers, outputs, to_bounds
 from marginax.simulators.protocol import Simulator, optional_import
 from marginax.simulators.registry import make
+
+_FPS = 30  # frames per second of a film
 
 
 class Policy(NamedTuple):
@@ -74,7 +76,7 @@ class Policy(NamedTuple):
 
 
 def _actions(count: int | None, size: int) -> str:
-    """What the actions of a simulator are, in words."""
+    """The actions of a simulator, in words."""
     return f"actions of {size} numbers" if count is None else f"{count} discrete actions"
 
 
@@ -86,7 +88,6 @@ def film(
     video: Path | None = None,
     show: bool = False,
     allow_import: bool = False,
-    fps: int = 30,
 ) -> int:
     """Play one episode of a policy and draw it with the simulator's own renderer.
 
@@ -97,7 +98,6 @@ def film(
         video: File to write, .mp4 or .gif; an .mp4 needs the extra `video`.
         show: Whether to show it in a window.
         allow_import: Accept a simulator `module:Id`.
-        fps: Frames per second.
 
     Returns:
         The number of frames.
@@ -106,15 +106,20 @@ def film(
         ValueError: If the file's ending is another, or the simulator cannot be drawn.
         ImportError: If a package is missing.
     """
-    if video is not None and video.suffix not in (".mp4", ".gif"):
-        raise ValueError(f"video must end with .mp4 or .gif, got {str(video)!r}.")
+    if video is not None:
+        if video.suffix not in (".mp4", ".gif"):
+            raise ValueError(f"video must end with .mp4 or .gif, got {str(video)!r}.")
+        imageio = optional_import("imageio.v2", f"--video {video}", extra="video")
+        if video.suffix == ".mp4":
+            optional_import("imageio_ffmpeg", f"--video {video}", extra="video")
+        check_writable(video.parent)
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame draws, and would look for a sound card
     world = make(simulator, seed, allow_import=allow_import, render=True)
     try:
         policy.check_fits(simulator, world)
         policy = policy._replace(low=world.action_low, high=world.action_high)  # as it is evaluated
-        observation, frames, over = world.reset(), [], False
-        frames.append(world.render())
+        observation, over = world.reset(), False
+        frames = [world.render()]
         while not over:
             observation, _, terminated, truncated = world.step(policy(observation))
             frames.append(world.render())
@@ -122,19 +127,16 @@ def film(
     finally:
         world.close()
     if video is not None:
-        name = f"--video {video}"
-        imageio = optional_import("imageio.v2", name, extra="video")
         if video.suffix == ".mp4":
-            optional_import("imageio_ffmpeg", name, extra="video")
-            imageio.mimwrite(video, frames, fps=fps, macro_block_size=1)
+            imageio.mimwrite(video, frames, fps=_FPS, macro_block_size=1)
         else:
-            imageio.mimwrite(video, frames, duration=1000 / fps, loop=0)
+            imageio.mimwrite(video, frames, duration=1000 / _FPS, loop=0)
     if show:
-        _show(frames, fps)
+        _show(frames)
     return len(frames)
 
 
-def _show(frames: list[np.ndarray], fps: int) -> None:
+def _show(frames: list[np.ndarray]) -> None:
     """An animation in Matplotlib's window."""
     import matplotlib.pyplot as plt
 
@@ -143,7 +145,7 @@ def _show(frames: list[np.ndarray], fps: int) -> None:
     picture = axis.imshow(frames[0])
     for frame in frames[1:]:
         picture.set_data(frame)
-        plt.pause(1 / fps)
+        plt.pause(1 / _FPS)
 
 
 def policy_name(label: str, seed: int) -> str:
@@ -151,8 +153,21 @@ def policy_name(label: str, seed: int) -> str:
     return f"policy-{agent_name(label, seed)}.npz"
 
 
+def find_policy(path: Path | str) -> Path:
+    """A policy file: the one that is given, or the first in the folder of a run or of a part of it.
+
+    Raises:
+        ValueError: If there is no policy at that place.
+    """
+    given = Path(path)
+    found = [given] if given.is_file() else sorted(given.glob("**/policy-*.npz"), key=_order)
+    if not found:
+        raise ValueError(f"there is no policy in {str(given)!r}: it is saved with a run's first checkpoint.")
+    return found[0]
+
+
 def load_policy(path: Path | str) -> Policy:
-    """Read a policy that `marginax train` saved: its file, or the folder of a run or of a part of it (its first one).
+    """Read a policy that `marginax train` saved, from where `find_policy` finds it.
 
     Raises:
         ValueError: If there is no policy at that place, or the file is damaged.
@@ -164,17 +179,14 @@ def load_policy(path: Path | str) -> Policy:
     >>> load_policy(place).simulator, load_policy(place.parent).scale
     ('Pendulum-v1', 0.1)
     """
-    given = Path(path)
-    candidates = [given] if given.is_file() else sorted(given.glob("**/policy-*.npz"), key=_order)
-    if not candidates:
-        raise ValueError(f"there is no policy in {str(given)!r}: it is saved with a run's first checkpoint.")
+    file = find_policy(path)
     try:
-        arrays = load_arrays(candidates[0])
+        arrays = load_arrays(file)
         count = sum(name.startswith("weight_") for name in arrays)
         layers = [(arrays[f"weight_{i}"], arrays[f"bias_{i}"]) for i in range(count)]
         return Policy(layers, arrays["low"], arrays["high"], float(arrays["scale"]), str(arrays["simulator"]))
     except Exception as error:
-        raise ValueError(f"{candidates[0]} is not a policy saved by marginax train ({error}).") from error
+        raise ValueError(f"{file} is not a policy saved by marginax train ({error}).") from error
 
 
 def _order(path: Path) -> tuple[str, int]:

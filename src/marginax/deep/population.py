@@ -231,7 +231,7 @@ class Population:
         return self._fetcher.submit(_fetch, handles, time.perf_counter()).result
 
     def _settle(self) -> None:
-        """Take in the block that is in work, if any."""
+        """Wait for the updates that are under way, if any, and take them in."""
         if self._in_work is not None:
             block, self._in_work = self._in_work, None
             self._take(block)
@@ -264,7 +264,7 @@ class Population:
             self._receive(policies, metrics, self.step)
 
     def _receive(self, policies: np.ndarray, metrics: np.ndarray, step: int) -> None:
-        """Take in what the updates that end after `step` steps left; agents that failed keep their last policies."""
+        """Store the policies and check the metrics after `step` steps; agents that failed keep their last policies."""
         self.monitor.check(policies, metrics, step)
         failed = list(self.failures)
         policies[failed] = self.newest[failed]

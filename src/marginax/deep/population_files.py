@@ -5,16 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import jax
-
 from marginax.deep import checkpoint, learner_files
 from marginax.deep.checkpoint import CHECKPOINT
 from marginax.deep.policy import Policy, policy_name
 from marginax.simulators.policy import unpack
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from marginax.deep.metrics import MetricsLog
     from marginax.deep.population import Population
 
@@ -98,7 +94,11 @@ def resume(population: Population, log: MetricsLog) -> None:
     monitor.failures = {int(agent): failure for agent, failure in meta["failures"].items()}
     if population.finished or population.step == 0:
         return
-    _check_goes_on(population, log.folder, meta)
+    if not meta["replay"]:
+        raise ValueError(
+            f"the run in {str(log.folder)!r} ended at step {meta['step']} without its replay buffers and "
+            "cannot go on: choose another folder."
+        )
     population.saved_until = population.step
     arrays = files[f"population-{population.step}"]
     population.acting, population.newest = arrays["_acting"], arrays["_newest"]
@@ -111,19 +111,3 @@ def resume(population: Population, log: MetricsLog) -> None:
         agent, _, key = name.partition("/")
         states[int(agent)][key] = value
     population.pool.set_state(states)
-
-
-def _check_goes_on(population: Population, folder: Path, meta: dict[str, Any]) -> None:
-    """Raise `ValueError` if a checkpoint lacks what training needs, or is of another kind of machine."""
-    if not meta["replay"]:
-        raise ValueError(
-            f"the run in {str(folder)!r} ended at step {meta['step']} without its replay buffers and "
-            "cannot go on: choose another folder."
-        )
-    there, here = meta["platform"]["backend"], jax.default_backend()
-    discrete = population.config.first.discrete
-    if (there == "cpu") != (here == "cpu") and not discrete:  # see `networks.twins`
-        raise ValueError(
-            f"the run in {str(folder)!r} was trained on {there!r} and cannot go on on {here!r}, where the critics "
-            "are stored in another form: choose another folder."
-        )

@@ -1,6 +1,6 @@
 """A training run on disk, and the processes that train it.
 
-A run's folder holds `run.json` (what was asked for, with all derived settings) and one folder for each of its *parts*.
+A run's folder holds `run.json` (its settings, derived ones included) and one folder for each of its *parts*.
 On an accelerator a run has one part: all agents in one program. On CPU every agent is a part, trained by a process of
 its own, so that seed k of a run of many equals the run of seed k alone, whatever the number of processes. Each part
 keeps its metrics, policies and checkpoint (`run_part`). A part whose process dies is started again and carries on from there.
@@ -141,7 +141,7 @@ def train(
         checkpoint_minutes: Minutes between checkpoints.
         keep_replay: Whether checkpoints of finished parts keep the replay buffers, so that they can be made longer.
         seconds: Time after which everything stops, with checkpoints.
-        listen: Called with the name of a part and what it says: `step`, `speed` and new `lines` of metrics, or its `state`.
+        listen: Called with the name of a part and its message: `step`, `speed` and new `lines` of metrics, or its `state`.
 
     Returns:
         The status of every part; a part that failed in another way than by diverging is `failed`, with its reason.
@@ -166,7 +166,7 @@ def train(
 
 
 class _Parts:
-    """The parts of a run on this machine: those that wait, the processes of those that train, and how all of them fare."""
+    """The parts of a run on this machine: those that wait, the processes of those that train, and the status of each."""
 
     def __init__(
         self, folder: Path, run: Run, workers: int | None, orders: dict[str, Any], listen: Listener
@@ -188,12 +188,12 @@ class _Parts:
             self.threads, self.simulating = cores() // self.side_by_side, 0
 
     def begin_waiting(self) -> None:
-        """Start as many of those that wait as there is room for."""
+        """Start waiting parts while fewer than `side_by_side` run."""
         while self.waiting and len(self.running) < self.side_by_side:
             self._begin(self.waiting.pop(0))
 
     def hear(self, timeout: float, *, ending: bool) -> None:
-        """Take in a message of every process that has one; what has died begins again, unless all are `ending`."""
+        """Receive a message from every process that has sent one; a dead process is started again, unless all are `ending`."""
         ready = processes.wait(list(self.running.values()), timeout=timeout)
         for name, child in [(n, c) for n, c in self.running.items() if c in ready]:
             try:
@@ -239,7 +239,7 @@ class _Parts:
 
 
 def _orders(checkpoint_minutes: float, keep_replay: bool, seconds: float | None) -> dict[str, Any]:
-    """What every part is told: see `train_part`."""
+    """The arguments of `train_part` that are the same for every part."""
     until = None if seconds is None else time.time() + seconds
     return {"checkpoint_minutes": checkpoint_minutes, "keep_replay": keep_replay, "until": until}
 

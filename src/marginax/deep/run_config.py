@@ -43,8 +43,17 @@ class PopulationConfig:
 
     def __post_init__(self) -> None:
         as_plain(self)
+        if not isinstance(self.simulator, str):
+            raise ValueError(f"simulator must be a name, got {self.simulator!r}.")
         if not self.groups or not self.seeds:
             raise ValueError("groups and seeds must not be empty.")
+        if not isinstance(self.groups, Mapping):
+            raise ValueError(f"groups must map labels to settings of agents, got {self.groups!r}.")
+        for label, settings in self.groups.items():
+            if not isinstance(label, str) or not isinstance(settings, AgentConfig):
+                raise ValueError(
+                    f"groups must map labels to settings of agents, got {label!r}: {settings!r}."
+                )
         check_slugs("groups", self.groups)
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise ValueError(f"seeds must be different and not negative, got {list(self.seeds)}.")

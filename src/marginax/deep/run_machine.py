@@ -1,4 +1,4 @@
-"""What the processes of a run are given of the machine: accelerator, threads and cores."""
+"""The machine, for the processes of a run: its accelerator, environment variables, and a core for each thread."""
 
 import importlib.util
 import os

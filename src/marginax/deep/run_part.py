@@ -1,4 +1,4 @@
-"""A part of a run: how it fares, and what the process does that trains it."""
+"""A part of a run: its state on disk, and the function of the process that trains it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from marginax.engine.processes import Child
 
 
 def status(folder: Path, config: PopulationConfig) -> dict[str, Any]:
-    """How a part fares, from its checkpoint: `state` is `new`, `stopped`, `finished` or `diverged`."""
+    """The state of a part, from its checkpoint: `new`, `stopped`, `finished` or `diverged`, with its step and failures."""
     found = manifest(folder / CHECKPOINT)
     meta: dict[str, Any] = {"step": 0, "failures": {}} if found is None else found["meta"]
     failures = list(meta["failures"].values())
@@ -41,7 +41,7 @@ def train_part(
     keep_replay: bool,
     until: float | None,
 ) -> dict[str, Any]:
-    """What a part's process does: train its population until it has its steps or a time of day, and say how far it is."""
+    """The function of a part's process: train its population to the last step, or until a time of day, and report progress."""
     settings = PopulationConfig.from_json(config)
     with Sigterm() as sigterm, opened(address, below) as place, _patient_lock(place):
         if is_over(until):  # it has waited for a free machine

@@ -1,15 +1,14 @@
 """This machine: tasks in threads, or in processes of their own where they need other variables."""
 
 import atexit
-import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marginax import _checks as checks
+from marginax import _interrupts
 from marginax.engine import processes
 from marginax.engine.interface import Crew, Engine, Listener, Outcome, Task
 
@@ -26,7 +25,7 @@ class Local(Engine):
     """Runs tasks on this machine, `workers` at a time.
 
     Tasks without an environment share this process, and with it what JAX has compiled; they cannot be interrupted.
-    After Ctrl-C they are left alone, and the interpreter exits without waiting for them.
+    After Ctrl-C the interpreter ends without waiting for them (`marginax._interrupts`).
     """
 
     def __init__(self, workers: int = 2) -> None:
@@ -159,8 +158,5 @@ class _Here:
 
 @atexit.register
 def _leave_abandoned_threads() -> None:
-    """Exit at once after Ctrl-C: a thread inside a compiled program would be torn down with the interpreter."""
     if any(thread.is_alive() for thread in _abandoned):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(130)
+        _interrupts.leave()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from marginax.simulators.protocol import action_index, optional_import
+from marginax.simulators.protocol import action_index, action_vector, check_begun, optional_import
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,10 +150,11 @@ class HostSimulator:
 
     def step(self, action: np.ndarray | np.integer | int) -> tuple[np.ndarray, float, bool, bool]:
         """One step."""
+        check_begun(self._state is not None)
         if self.num_actions is not None:
             given: Any = np.int32(action_index(action, self.num_actions))
         else:
-            given = np.asarray(action, np.float32)
+            given = action_vector(action, self.action_size).astype(np.float32)
             if not np.isfinite(given).all():
                 raise RuntimeError(f"action must be finite, got {given!r}")
         self._state, observation, reward, terminated, truncated = self._step(

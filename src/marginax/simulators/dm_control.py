@@ -8,6 +8,8 @@ import numpy as np
 
 from marginax.simulators.mujoco_tasks import integration_state, mujoco_frame, set_integration_state
 from marginax.simulators.protocol import (
+    action_vector,
+    check_begun,
     generator_state,
     optional_import,
     prefer_rendering,
@@ -64,7 +66,7 @@ class SuiteSimulator:
         physics.__class__ = type("Physics", (type(physics),), {"contexts": property(lambda self: None)})
         self._compiled = {name: array.copy() for name, array in self._model_arrays().items()}
         self._changed: dict[str, np.ndarray] = {}
-        self._steps = 0
+        self._steps = -1
 
     def _model_arrays(self) -> dict[str, np.ndarray]:
         """Views of the model's arrays that a task may change."""
@@ -85,9 +87,11 @@ class SuiteSimulator:
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         """One control step."""
-        if not np.isfinite(action).all():
-            raise RuntimeError(f"action must be finite, got {np.asarray(action)!r} at step {self._steps}")
-        out = self._environment.step(np.array(action))
+        check_begun(self._steps >= 0)
+        given = action_vector(action, self.action_size).copy()
+        if not np.isfinite(given).all():
+            raise RuntimeError(f"action must be finite, got {given!r} at step {self._steps}")
+        out = self._environment.step(given)
         self._steps += 1
         return _flatten(out.observation), float(out.reward), bool(out.last()), self._steps >= self.time_limit
 

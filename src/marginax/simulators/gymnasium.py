@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from marginax.simulators.protocol import action_index, optional_import, prefer_rendering
+from marginax.simulators.protocol import (
+    action_index,
+    action_vector,
+    check_begun,
+    optional_import,
+    prefer_rendering,
+)
 
 _DEFAULT_TIME_LIMIT = 1000
 _NOT_STATE = ("env", "spec", "_cached_spec", "metadata", "observation_space", "action_space")
@@ -160,12 +166,13 @@ class GymnasiumSimulator:
 
     def step(self, action: np.ndarray | np.integer | int) -> tuple[np.ndarray, float, bool, bool]:
         """One step of the environment, on a copy of the action; a discrete action is its index from 0."""
+        check_begun(self._episode >= 0)
         if self.num_actions is not None:
             index = action_index(action, self.num_actions)
             kept: Any = np.array([index])
             given: Any = index + self._first_action
         else:
-            kept = np.array(action, self._dtype)
+            kept = action_vector(action, self.action_size).astype(self._dtype)
             if not math.isfinite(kept.dot(self._zeros)):  # cheaper than np.isfinite
                 raise RuntimeError(f"action must be finite, got {kept!r} at step {len(self._actions)}")
             given = kept.copy()  # an environment may write into it
@@ -358,11 +365,16 @@ def _from_arrays(state: dict[str, Any]) -> Any:
 def _set_layer_data(layers: list[Any], data: list[dict[str, Any]]) -> None:
     for layer, attributes in zip(layers, data, strict=True):
         for name, saved in attributes.items():
-            vars(layer)[name] = _restore(saved, vars(layer).get(name))
+            with contextlib.suppress(_NotDataError):
+                vars(layer)[name] = _restore(saved, vars(layer).get(name))
 
 
 def _restore(saved: Any, now: Any) -> Any:
-    """The value of a tree; arrays, generators and objects that are there now are written in place."""
+    """The value of a tree; arrays, generators and objects that are there now are written in place.
+
+    Raises:
+        _NotDataError: an object is not there now, and cannot be made.
+    """
     if isinstance(saved, np.ndarray):
         if not isinstance(now, np.ndarray) or (now.shape, now.dtype) != (saved.shape, saved.dtype):
             return saved.copy()
@@ -374,18 +386,42 @@ def _restore(saved: Any, now: Any) -> Any:
     if kind == "scalar":
         return inner[()]
     if kind == "generator":
-        if isinstance(now, np.random.Generator):
-            now.bit_generator.state = _restore(inner, None)
-        elif isinstance(now, np.random.RandomState):
-            now.set_state(_restore(inner, None))
-        return now
+        return _restore_generator(_restore(inner, None), now)
     if kind == "object":
-        for name, value in inner.items() if now is not None else ():
+        if not hasattr(now, "__dict__"):
+            raise _NotDataError
+        for name, value in inner.items():
             vars(now)[name] = _restore(value, vars(now).get(name))
         return now
     if kind == "dict":
-        return {_restore(k, None): _restore(v, None) for k, v in inner}
-    items = [_restore(item, None) for item in inner]
+        before = now if isinstance(now, dict) else {}
+        return {(key := _restore(k, None)): _restore_item(v, before.get(key)) for k, v in inner}
+    there = list(now) if isinstance(now, (list, tuple, deque)) else []
+    there += [None] * (len(inner) - len(there))
+    items = [_restore_item(item, old) for item, old in zip(inner, there, strict=False)]
     if kind == "deque":
         return deque(items, maxlen=now.maxlen if isinstance(now, deque) else None)
     return tuple(items) if kind == "tuple" else items
+
+
+def _restore_item(saved: Any, now: Any) -> Any:
+    """An item of a container: arrays are new, because a container may hold the same array twice."""
+    return _restore(saved, None if isinstance(saved, np.ndarray) else now)
+
+
+def _restore_generator(state: dict[str, Any], now: Any) -> Any:
+    if "has_gauss" in state:
+        if not isinstance(now, np.random.RandomState):
+            now = np.random.RandomState()
+        now.set_state(state)
+        return now
+    kind = state["bit_generator"]
+    if kind not in _BIT_GENERATORS:
+        raise _NotDataError
+    if not isinstance(now, np.random.Generator) or now.bit_generator.state["bit_generator"] != kind:
+        now = np.random.Generator(getattr(np.random, kind)())
+    now.bit_generator.state = state
+    return now
+
+
+_BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from marginax.simulators.protocol import (
+    action_vector,
+    check_begun,
     generator_state,
     optional_import,
     prefer_rendering,
@@ -53,7 +55,7 @@ class MujocoTask:
         self.action_low = self._model.actuator_ctrlrange[:, 0].astype(np.float32)
         self.action_high = self._model.actuator_ctrlrange[:, 1].astype(np.float32)
         self._renderer: Any = None
-        self._steps = 0
+        self._steps = -1
         self._mujoco.mj_forward(self._model, data)
         self.observation_size = sum(part.size for part in self._observe())
 
@@ -117,7 +119,8 @@ class MujocoTask:
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         """One control step; raises RuntimeError when the action is not finite or the physics breaks down."""
-        self._control[:] = action
+        check_begun(self._steps >= 0)
+        self._control[:] = action_vector(action, self.action_size)
         if not math.isfinite(self._control.dot(self._control)):
             raise RuntimeError(f"action must be finite, got {np.asarray(action)!r} at step {self._steps}")
         self._advance(self.substeps)

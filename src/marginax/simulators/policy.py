@@ -34,7 +34,7 @@ def unpack(vector: np.ndarray, sizes: Sequence[int]) -> Layers:
 
 
 def outputs(layers: Layers, observation: np.ndarray) -> np.ndarray:
-    """What a network of ReLU layers says of an observation `[n]`, or of many, `[batch, n]`.
+    """The outputs of a network of ReLU layers for an observation `[n]`, or for many, `[batch, n]`.
 
     For discrete actions these are the actions' values, and the best action is the first of the largest.
 
@@ -59,7 +59,8 @@ def act(layers: Layers, observation: np.ndarray) -> np.ndarray:
 
 
 def to_bounds(action: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Clip to [-1, 1] and scale to the simulator's bounds."""
+    """Clip to [-1, 1] and scale to the simulator's bounds, which rounding must not exceed."""
     clipped = np.minimum(np.maximum(action, np.float32(-1)), np.float32(1))
     half = np.float32(0.5)
-    return half * (low + high) + clipped * (half * (high - low))
+    scaled = half * (low + high) + clipped * (half * (high - low))
+    return np.minimum(np.maximum(scaled, low), high)

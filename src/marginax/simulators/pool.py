@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from marginax import _checks as checks
 from marginax.engine import processes
 from marginax.simulators.policy import parameter_count, unpack
 from marginax.simulators.registry import warn_if_resume_differs
@@ -74,24 +75,27 @@ class Pool:
     ) -> None:
         if not specs:
             raise ValueError("specs must name at least one agent")
-        if steps < 1 or workers < 0:
-            raise ValueError(f"steps must be positive and workers not negative, got {steps} and {workers}")
-        self.specs, self.sizes, self.steps = list(specs), list(sizes), steps
-        probe = specs[0].make(0)
-        self.observation_size, self.action_size = probe.observation_size, probe.action_size
-        outputs = probe.num_actions or probe.action_size
-        probe.close()
-        if (sizes[0], sizes[-1]) != (self.observation_size, outputs):
+        self.specs, self.sizes, self.steps = list(specs), list(sizes), checks.count("steps", steps)
+        workers = checks.count("workers", workers, 0)
+        found = {}
+        for spec in {spec.simulator: spec for spec in self.specs}.values():
+            probe = spec.make(0)
+            found[spec.simulator] = probe.observation_size, probe.action_size, probe.num_actions
+            probe.close()
+            warn_if_resume_differs(spec.simulator, spec.allow_import)
+        if len(set(found.values())) > 1:
+            raise ValueError(f"specs must have simulators with equal sizes and kinds of actions, got {found}")
+        self.observation_size, self.action_size, actions = found[specs[0].simulator]
+        outputs = actions or self.action_size
+        if [*self.sizes[:1], *self.sizes[-1:]] != [self.observation_size, outputs]:
             raise ValueError(
                 f"sizes must begin with {self.observation_size} and end with {outputs} "
-                f"for {specs[0].simulator}, got {list(sizes)}"
+                f"for {specs[0].simulator}, got {self.sizes}"
             )
-        for name, allow_import in {(spec.simulator, spec.allow_import) for spec in specs}:
-            warn_if_resume_differs(name, allow_import)
         self.parameter_count = parameter_count(sizes)
         self.replaced = 0
         width = row_width(self.observation_size, self.action_size)
-        self._shape = (len(specs), self.parameter_count, steps, width)
+        self._shape = (len(specs), self.parameter_count, self.steps, width)
         self._memory = processes.SharedMemory(_Shared.size(*self._shape))
         self._shared = _Shared(self._memory, *self._shape)
         self._log = log
@@ -126,12 +130,16 @@ class Pool:
         """Begin block number `index` with `parameters[agents, parameter_count]`; returns at once."""
         if self._running is not None:
             raise RuntimeError(f"block {self._running} is not finished yet")
-        self._shared.parameters[:] = parameters
+        self._shared.parameters[:] = self._checked(parameters)
         self._running = index
         if self._local is None:
             for worker in self._workers:
                 worker.busy = True
                 worker.child.send({"do": "block", "index": index})
+
+    def _checked(self, parameters: np.ndarray) -> np.ndarray:
+        checks.shaped("parameters", np.shape(parameters), (len(self.specs), self.parameter_count))
+        return parameters
 
     def finish(self) -> Transitions:
         """Wait for the block in work; its rows are `[agents, steps, width]`, copied."""
@@ -151,10 +159,12 @@ class Pool:
 
         Waits for evaluations that are still queued: there is room for one set of parameters.
         """
+        checks.count("episodes", episodes)
+        chosen = [checks.index("agents", agent, len(self.specs)) for agent in agents or ()]
         while self._outstanding:
             self._receive(block=True)
-        self._shared.evaluated[:] = parameters
-        for agent in range(len(self.specs)) if agents is None else agents:
+        self._shared.evaluated[:] = self._checked(parameters)
+        for agent in range(len(self.specs)) if agents is None else chosen:
             vector = self._shared.evaluated[agent]
             if self._local is not None:
                 self._evaluations.append(
@@ -265,7 +275,7 @@ class _Shared:
 
 
 class _Local:
-    """What a worker does, in whatever process it is."""
+    """The work of one worker process, or with `workers=0` of this process."""
 
     def __init__(
         self, specs: Sequence[AgentSpec], sizes: Sequence[int], agents: Sequence[int], shared: _Shared

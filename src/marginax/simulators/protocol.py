@@ -137,10 +137,29 @@ def action_index(action: Any, num_actions: int) -> int:
     >>> action_index(np.array([2]), 3)
     2
     """
-    index = int(np.asarray(action).reshape(()))
-    if not 0 <= index < num_actions:
-        raise ValueError(f"action must be an index below {num_actions}, got {index}")
-    return index
+    found = np.asarray(action)
+    index: Any = found.item() if found.size == 1 else None
+    if index not in range(num_actions):
+        raise ValueError(f"action must be an index below {num_actions}, got {action!r}")
+    return int(index)
+
+
+def action_vector(action: Any, size: int) -> np.ndarray:
+    """An action in a box as an array `[size]`.
+
+    >>> action_vector([0.5, -1], 2)
+    array([ 0.5, -1. ])
+    """
+    found = np.asarray(action)
+    if found.shape != (size,) or found.dtype.kind not in "fiu":
+        raise ValueError(f"action must be {size} numbers, got {action!r}")
+    return found
+
+
+def check_begun(begun: bool) -> None:
+    """Refuse a step before the first reset."""
+    if not begun:
+        raise RuntimeError("no episode has begun: call reset before step")
 
 
 def prefer_rendering() -> None:

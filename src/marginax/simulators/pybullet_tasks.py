@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from marginax.simulators.protocol import optional_import
+from marginax.simulators.protocol import action_vector, check_begun, optional_import
 
 _SUBSTEPS, _SUBSTEP = 4, 0.0165 / 4
 _INTERVAL = _SUBSTEP * _SUBSTEPS
@@ -175,9 +175,8 @@ class PyBulletTask:
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         """One control step; raises RuntimeError when the action is not finite."""
-        kept = np.array(action, np.float32)
-        if kept.shape != (self.action_size,):
-            raise ValueError(f"action must have {self.action_size} numbers, got shape {list(kept.shape)}")
+        check_begun(self._episode >= 0)
+        kept = action_vector(action, self.action_size).astype(np.float32)
         values = kept.tolist()
         if not math.isfinite(sum(values)):
             raise RuntimeError(f"action must be finite, got {kept!r} at step {len(self._actions)}")

@@ -33,7 +33,7 @@ def make(name: str, seed: int, *, allow_import: bool = False, render: bool = Fal
 
     Args:
         name: One of the names above.
-        seed: Non-negative integer; two simulators of one name and seed behave alike.
+        seed: Non-negative integer below 2³²; two simulators of one name and seed behave alike.
         allow_import: Accept `module:Id`. Importing a module runs its code, so pass True only for a name that the
             user has given, never for one that was read from a file.
         render: Prepare for `render()`.
@@ -42,7 +42,7 @@ def make(name: str, seed: int, *, allow_import: bool = False, render: bool = Fal
         A `Simulator`, before its first reset.
 
     Raises:
-        ValueError: If the name is unknown, its spaces do not fit, or the seed is negative.
+        ValueError: If the name is unknown, its spaces do not fit, or the seed is out of range.
         ImportError: If the package behind the name is not installed.
 
     >>> simulator = make("Pendulum-v1", seed=0)
@@ -53,9 +53,11 @@ def make(name: str, seed: int, *, allow_import: bool = False, render: bool = Fal
     >>> terminated, truncated
     (False, False)
     """
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise ValueError(f"seed must be a non-negative integer, got {seed!r}")
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be a non-negative integer below 2**32, got {seed!r}")
     seed = int(seed)
+    if not isinstance(name, str):
+        raise ValueError(f"name must be the name of a simulator, got {name!r}")
     if name.endswith("+time"):
         plain = make(name.removesuffix("+time"), seed, allow_import=allow_import, render=render)
         return TimeFeature(plain)

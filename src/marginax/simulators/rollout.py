@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from marginax import _checks as checks
 from marginax.simulators.policy import Layers, act, outputs, to_bounds
 from marginax.simulators.protocol import Simulator
 from marginax.simulators.registry import make
@@ -49,6 +50,15 @@ class AgentSpec:
     epsilon_steps: int = 0
     softmax: bool = False
     allow_import: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("seed", "random_steps", "epsilon_steps"):
+            checks.count(name, getattr(self, name), 0)
+        checks.positive("noise", self.noise)
+        if not len(self.epsilons):
+            raise ValueError("epsilons must not be empty")
+        for i, epsilon in enumerate(self.epsilons):
+            checks.fraction(f"epsilons[{i}]", epsilon)
 
     def make(self, seed: int) -> Simulator:
         """A simulator of this agent's kind."""
@@ -217,12 +227,10 @@ def evaluation_seeds(seed: int, index: int, episodes: int) -> np.ndarray:
     return np.random.SeedSequence((seed, _EVALUATION, index)).generate_state(episodes)
 
 
-def evaluate(
-    spec: AgentSpec, layers: Layers, index: int, episodes: int, slice_steps: int = 10
-) -> Iterator[np.ndarray | None]:
+def evaluate(spec: AgentSpec, layers: Layers, index: int, episodes: int) -> Iterator[np.ndarray | None]:
     """Returns of the deterministic policy over whole episodes side by side, on simulators of their own.
 
-    Yields None after every `slice_steps` steps, so that the caller may do something more urgent, and the
+    Yields None after every ten steps, so that the caller may do something more urgent, and the
     returns `[episodes]`, float64, at the end. They depend on the agent's seed, `index` and the policy alone.
 
     >>> from marginax.simulators.policy import unpack
@@ -250,7 +258,7 @@ def evaluate(
             alive[i] = not (terminated or truncated)
         if not alive.any():
             break
-        if step % slice_steps == slice_steps - 1:
+        if step % 10 == 9:
             yield None
     for simulator in simulators:
         simulator.close()
