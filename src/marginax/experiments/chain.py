@@ -291,9 +291,10 @@ class _Figure1:
         return self.errors[name, value][METHODS.index(method)]
 
     def slower(self, x: np.ndarray, *others: np.ndarray) -> float:
-        """log2 of the ratio of the times to a tenth of the first error, to the fastest of the others."""
+        """log2 of the ratio of the times to a tenth of the first error, to the fastest of the others; NaN if none gets there."""
         time, *times = (measures.time_to(each, 0.1 * self.first) for each in (x, *others))
-        return float(np.log2(time / min(times)))
+        never = x.shape[1] + 1
+        return float(np.log2(time / min(times))) if min(time, *times) < never else np.nan
 
     @staticmethod
     def final_ratio(x: np.ndarray, y: np.ndarray) -> float:

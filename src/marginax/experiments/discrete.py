@@ -1,5 +1,6 @@
 """Q-learning with every operator on MinAtar and two noisy grids with sparse rewards, played inside the program that learns."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
@@ -13,6 +14,7 @@ from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
 from marginax.deep.metrics import check_slugs, known_number, slug
+from marginax.engine import Engine
 from marginax.experiments.runner import Arrays, Experiment, Part, smaller
 from marginax.statistics import bootstrap, interquartile_mean
 
@@ -114,6 +116,16 @@ class Discrete(Experiment):
             actor_critic=(),
         )
         return dataclasses.replace(small, seeds=min(self.seeds, 5))
+
+    def prepared(self, folder: Path, workers: int | None, engine: Engine) -> "Discrete":
+        """Itself, if every game is known: a mistake in the last one is found before the first is played."""
+        from marginax.simulators import make
+        from marginax.simulators.registry import check_actions
+
+        with contextlib.suppress(ImportError):  # results can be shown where a simulator is not installed
+            for game in dict.fromkeys(config.simulator for config in self.work().values()):
+                check_actions(game, make(game, seed=0, allow_import=True), discrete=True)
+        return self
 
     def population(
         self, game: str, variants: Mapping[str, Mapping[str, Any]], frames: int

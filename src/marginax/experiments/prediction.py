@@ -1,5 +1,6 @@
 """Policy evaluation with networks: every operator over one grid of λ and c̄, in games that run on the accelerator."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 import tyro
 
+from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
-from marginax.deep.metrics import slug
+from marginax.deep.metrics import check_slugs, slug
 from marginax.deep.run_config import Sizes
+from marginax.engine import Engine
 from marginax.experiments.runner import Arrays, Experiment, Part, smaller
 from marginax.statistics import Interval, bootstrap
 
@@ -72,11 +75,22 @@ class Prediction(Sizes, Experiment):
         super().__post_init__()
         if not self.games:
             raise ValueError("games must name at least one simulator, got none")
+        check_slugs("games", self.games)
         for name in ("target_epsilon", "behaviour_epsilon"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(
                     f"{name} must lie in (0, 1], so that every action has a probability, got {getattr(self, name)}"
                 )
+        for decay in self.decays:
+            checks.fraction("decays", decay)
+        for clip in self.clips:
+            checks.positive("clips", clip, infinite=True)
+        for name in ("mixture", "average", "last_rate"):
+            checks.fraction(name, getattr(self, name))
+        if not 0 <= self.power <= 2:
+            raise ValueError(f"power must lie in [0, 2], got {self.power}")
+        checks.positive("learning_rate", self.learning_rate)
+        checks.count("improvements", self.improvements, least=0)
         if self.decay not in self.decays or self.clip not in self.clips:
             raise ValueError(
                 f"decay and clip must be in the grid {self.decays} by {self.clips}, got {self.decay} and {self.clip}"
@@ -116,6 +130,16 @@ class Prediction(Sizes, Experiment):
         ]
         free = [Setting(name, decay) for name in ("tree-backup", "q-lambda", "peng") for decay in self.decays]
         return [Setting("one-step"), *free, *clipped]
+
+    def prepared(self, folder: Path, workers: int | None, engine: Engine) -> "Prediction":
+        """Itself, if every game is known: a mistake in the last one is found before the first is played."""
+        from marginax.simulators import make_accelerated
+
+        with contextlib.suppress(ImportError):  # results can be shown where a simulator is not installed
+            for game in self.games:
+                if make_accelerated(game).num_actions is None:
+                    raise ValueError(f"games must have discrete actions, got {game!r}")
+        return self
 
     @property
     def interval(self) -> int:
