@@ -1,6 +1,6 @@
 """Steps per second of every simulator on one core: MuJoCo alone beside dm_control, PyBullet alone beside Gymnasium.
 
-    python benchmarks/simulators.py
+python benchmarks/simulators.py
 """
 
 import argparse

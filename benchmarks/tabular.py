@@ -1,6 +1,6 @@
 """The chain experiment against a plain NumPy loop written straight from Algorithm 2: same trajectories, same results.
 
-    python benchmarks/tabular.py [--seeds 100] [--iterations 500]
+python benchmarks/tabular.py [--seeds 100] [--iterations 500]
 """
 
 import argparse

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import tyro
 
@@ -95,6 +95,7 @@ class Control(Experiment):
     """
 
     name: ClassVar[str] = "control"
+    small: ClassVar[Mapping[str, Any]] = {"seeds": 3}
 
     seeds: Annotated[int, tyro.conf.Suppress] = 5
     tasks: tuple[str, ...] = TASKS
@@ -157,12 +158,12 @@ class Control(Experiment):
         preset = choice("--preset", last_given(words, "--preset", cls.preset), TD3_PRESETS)
         return cls(preset=preset)
 
-    def quick(self) -> "Control":
+    def quick(self) -> Self:
         """Pendulum with small networks: a few minutes on two cores."""
         start = type(self)(preset=self.preset)
         agent = smaller(self.agent, start.agent, hidden=(64, 64), random_steps=1000)
-        first = smaller(self, start, tasks=("Pendulum-v1",), steps=8000, evaluate_every=1000)
-        return dataclasses.replace(first, agent=agent, seeds=min(self.seeds, 3))
+        first = smaller(super().quick(), start, tasks=("Pendulum-v1",), steps=8000, evaluate_every=1000)
+        return dataclasses.replace(first, agent=agent)
 
     def settings(self) -> dict[str, Any]:
         """All that the numbers depend on, as plain data."""

@@ -116,6 +116,7 @@ def log_ratio(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.log10(x.mean() / y.mean()))
 
 
-def reached(step: int, steps: np.ndarray) -> str:
-    """The iteration at a place that `time_to` found, in words where the level was not reached."""
-    return f"{steps[step - 1]}" if step <= len(steps) else f"more than {steps[-1]}"
+def reached(errors: np.ndarray, level: float, steps: np.ndarray) -> str:
+    """The iteration that `time_to` finds, as text, where `errors[seeds, n]` are those of the iterations `steps[n]`."""
+    place = time_to(errors, level)
+    return f"{steps[place - 1]}" if place <= len(steps) else f"more than {steps[-1]}"

@@ -25,6 +25,7 @@ class PolicyIteration(Experiment):
     """Figure 5: soft and hard policy iteration on the Open World, driven by each operator."""
 
     name: ClassVar[str] = "policy-iteration"
+    small: ClassVar[Mapping[str, Any]] = {"seeds": 4, "iterations": 30}
 
     seeds: Annotated[int, tyro.conf.Suppress] = 50
     iterations: int = 120
@@ -54,10 +55,6 @@ class PolicyIteration(Experiment):
         for flag, value in (("--step-size", self.step_size), ("--soft", self.soft), ("--hard", self.hard)):
             checks.step_size(value, flag)
         checks.at_least("--clip", self.clip, 0.0, infinite=True)
-
-    def quick(self) -> "PolicyIteration":
-        """The same experiment at a size for a first look."""
-        return dataclasses.replace(self, seeds=min(self.seeds, 4), iterations=min(self.iterations, 30))
 
     @property
     def evaluated(self) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 import tyro
@@ -43,6 +43,7 @@ class Prediction(Sizes, Experiment):
     """Beyond the paper: a Q-network learns the values of a fixed policy by every operator."""
 
     name: ClassVar[str] = "prediction"
+    small: ClassVar[Mapping[str, Any]] = {"seeds": 3}
 
     seeds: Annotated[int, tyro.conf.Suppress] = 10
     discount: Annotated[float, tyro.conf.Suppress] = 0.97
@@ -96,10 +97,10 @@ class Prediction(Sizes, Experiment):
                 f"decay and clip must be in the grid {self.decays} by {self.clips}, got {self.decay} and {self.clip}"
             )
 
-    def quick(self) -> "Prediction":
+    def quick(self) -> Self:
         """One game of our own with small networks, for a first look on two cores."""
-        small = smaller(
-            self,
+        return smaller(
+            super().quick(),
             type(self)(),
             games=("grid/four-rooms",),
             decays=(0.9, 1.0),
@@ -116,7 +117,6 @@ class Prediction(Sizes, Experiment):
             rollouts=64,
             improvements=8,
         )
-        return dataclasses.replace(small, seeds=min(self.seeds, 3))
 
     def grid(self) -> "list[Setting]":
         """All operators with their settings: one-step has none, and c̄ is that of traces made of ratios."""

@@ -17,7 +17,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import rich.console
@@ -76,6 +76,8 @@ class Experiment(abc.ABC):
     """
 
     name: ClassVar[str]
+    small: ClassVar[Mapping[str, Any]] = {"seeds": 10}
+    """The largest values of a first look; a switch that is False is off."""
 
     seeds: Annotated[int, tyro.conf.Suppress] = 100
     seed: Annotated[int, tyro.conf.Suppress] = 0
@@ -86,9 +88,10 @@ class Experiment(abc.ABC):
         """The experiment before the flags among the words of a command are applied."""
         return cls()
 
-    def quick(self) -> "Experiment":
+    def quick(self) -> Self:
         """The same experiment at a size for a first look."""
-        return dataclasses.replace(self, seeds=min(self.seeds, 10))
+        sizes = {name: min(getattr(self, name), most) for name, most in self.small.items()}
+        return dataclasses.replace(self, **sizes)
 
     def settings(self) -> dict[str, Any]:
         """All settings as plain data."""
