@@ -50,7 +50,7 @@ class Chain(Experiment):
     step_size: float = 0.1
     """α of the update of Q."""
     actions: tuple[int, ...] = (5, 10, 20)
-    """Numbers of actions; the other panels use the first value (so for every list below)."""
+    """Numbers of actions. The other panels use the first value, here and of every list below."""
     horizon: tuple[int, ...] = (10, 20, 30)
     """Lengths of the chain."""
     off_policy: tuple[float, ...] = (0.0, 0.3, 0.7)

@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Flags of every experiment; what is omitted is the experiment's own."""
+    """Flags of every experiment. Without a flag, the experiment has its own value."""
 
     seeds: int | None = None
     """Number of seeds; by default the experiment's own (the paper's, where it names one)."""

@@ -6,9 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
-
-import tyro
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from marginax import report
 from marginax._checks import choice, last_given
@@ -16,7 +14,7 @@ from marginax.deep.config import TD3_PRESETS, TD3Config
 from marginax.deep.metrics import check_slugs, slug
 from marginax.deep.run_config import PopulationConfig
 from marginax.engine import Engine
-from marginax.experiments.runner import Arrays, Experiment, Part, flag, smaller
+from marginax.experiments.runner import Arrays, Experiment, Hidden, Part, flag, smaller
 
 if TYPE_CHECKING:
     from marginax.deep.curves import Curve
@@ -97,7 +95,7 @@ class Control(Experiment):
     name: ClassVar[str] = "control"
     small: ClassVar[Mapping[str, Any]] = {"seeds": 3}
 
-    seeds: Annotated[int, tyro.conf.Suppress] = 5
+    seeds: Hidden[int] = 5
     tasks: tuple[str, ...] = TASKS
     """Simulators by name."""
     operators: tuple[OperatorName, ...] = OPERATORS
@@ -118,7 +116,7 @@ class Control(Experiment):
     """Minutes between checkpoints."""
     report_only: bool = False
     """Report on the metrics that are there; train nothing."""
-    trained: Annotated[str, tyro.conf.Suppress] = ""
+    trained: Hidden[str] = ""
     """Fingerprint of the metrics that were reported on."""
 
     def __post_init__(self) -> None:

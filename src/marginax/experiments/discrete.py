@@ -5,17 +5,16 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-import tyro
 
 from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
 from marginax.deep.metrics import check_slugs, known_number, slug
 from marginax.engine import Engine
-from marginax.experiments.runner import Arrays, Experiment, Part, smaller
+from marginax.experiments.runner import Arrays, Experiment, Hidden, Part, smaller
 from marginax.statistics import bootstrap, interquartile_mean
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class Discrete(Experiment):
     name: ClassVar[str] = "discrete"
     small: ClassVar[Mapping[str, Any]] = {"seeds": 5}
 
-    seeds: Annotated[int, tyro.conf.Suppress] = 10
+    seeds: Hidden[int] = 10
     games: tuple[str, ...] = (*MINATAR, *GRIDS)
     """Simulators on the accelerator; MinAtar needs gymnax."""
     operators: tuple[str, ...] = OPERATORS
@@ -74,7 +73,7 @@ class Discrete(Experiment):
     target_epsilon: float = 0.05
     """Share of uniform actions of the target policy."""
     epsilon: float = 0.2
-    """The same of the behaviour policy."""
+    """Share of uniform actions of the behaviour policy."""
     hidden: int = 128
     """Units of the layer after the convolution."""
     replay_size: int = 102_400
@@ -364,13 +363,13 @@ def draw_returns(
 
 
 def _mean(values: np.ndarray) -> str:
-    """Of the numbers there are."""
+    """The mean of the numbers that are not NaN, as text; empty if there are none."""
     known = values[~np.isnan(values)]
     return f"{float(known.mean()):.3g}" if len(known) else ""
 
 
 def difference(x: np.ndarray, y: np.ndarray) -> float:
-    """Of two interquartile means: returns of games cross zero, so no ratio."""
+    """The difference of two interquartile means; no ratio, because returns may be 0."""
     return float(interquartile_mean(x)) - float(interquartile_mean(y))
 
 

@@ -19,7 +19,7 @@ MONTE_CARLO, CERTAINTY = "marginalized-monte-carlo", "marginalized-certainty-equ
 EXACT, AS_PRINTED = "marginalized-exact", "marginalized-as-printed"
 PATHS, REVERSE = "marginalized-monte-carlo-paths", "marginalized-reverse-td"
 REFRESH = {CERTAINTY: 1.05, REVERSE: 1.2}
-"""By what factor data grow before weights that take long to solve for are read again; others at every iteration."""
+"""Weights that take long to solve for are solved for again when the data have grown by this factor, others every time."""
 
 
 def streams(problem: "Problem", seeds: range, iterations: int, horizon: int, seed: int = 0) -> "Trajectory":
@@ -45,7 +45,7 @@ def _sampler(iterations: int, horizon: int) -> Callable[..., "Trajectory"]:
 
 
 def estimator(operator: str, problem: "Problem", c: np.ndarray) -> Any:
-    """Where a marginalized operator takes its TD weights from; None for the others."""
+    """The estimator, or the table, of a marginalized operator's TD weights; None for the other operators."""
     size = (*problem.mdp.r.shape, problem.mdp.discount)
     if operator == EXACT:
         return mx.weights.exact(problem.mdp, problem.mu, c)

@@ -3,10 +3,9 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-import tyro
 
 import marginax as mx
 from marginax import _checks as checks
@@ -14,7 +13,7 @@ from marginax import report
 from marginax._files import write_csv
 from marginax.experiments import measures
 from marginax.experiments.measures import CERTAINTY, MONTE_CARLO, ONE, RETRACE
-from marginax.experiments.runner import Arrays, Experiment, Part
+from marginax.experiments.runner import Arrays, Experiment, Hidden, Part
 
 METHODS = (ONE, RETRACE, MONTE_CARLO, CERTAINTY)
 CHUNK = 25
@@ -27,7 +26,7 @@ class PolicyIteration(Experiment):
     name: ClassVar[str] = "policy-iteration"
     small: ClassVar[Mapping[str, Any]] = {"seeds": 4, "iterations": 30}
 
-    seeds: Annotated[int, tyro.conf.Suppress] = 50
+    seeds: Hidden[int] = 50
     iterations: int = 120
     """Trajectories, one per iteration."""
     size: int = 10

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-import tyro
 
 from marginax import _checks as checks
 from marginax import report
@@ -18,7 +17,7 @@ from marginax._files import write_csv
 from marginax.deep.metrics import check_slugs, slug
 from marginax.deep.run_config import Sizes
 from marginax.engine import Engine
-from marginax.experiments.runner import Arrays, Experiment, Part, smaller
+from marginax.experiments.runner import Arrays, Experiment, Hidden, Part, smaller
 from marginax.statistics import Interval, bootstrap
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ class Prediction(Sizes, Experiment):
     name: ClassVar[str] = "prediction"
     small: ClassVar[Mapping[str, Any]] = {"seeds": 3}
 
-    seeds: Annotated[int, tyro.conf.Suppress] = 10
-    discount: Annotated[float, tyro.conf.Suppress] = 0.97
+    seeds: Hidden[int] = 10
+    discount: Hidden[float] = 0.97
     games: tuple[str, ...] = tuple(NAMES)
     """Simulators; MinAtar needs gymnax."""
     decays: tuple[float, ...] = (0.8, 0.9, 0.95, 1.0)
@@ -56,11 +55,11 @@ class Prediction(Sizes, Experiment):
     decay: float = 1.0
     """λ of the one setting of the marginalized operator that is compared."""
     clip: float = 2.0
-    """c̄ of that setting."""
+    """c̄ of the one setting of the marginalized operator that is compared."""
     target_epsilon: float = 0.05
     """Share of uniform actions of the target policy, greedy otherwise."""
     behaviour_epsilon: float = 0.5
-    """The same of the behaviour policy."""
+    """Share of uniform actions of the behaviour policy, greedy otherwise."""
     power: float = 1.0
     """Which deviance the weight network minimises: 0 squares, 1 Poisson, 2 gamma."""
     mixture: float = 0.8

@@ -3,10 +3,9 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import tyro
 
 import marginax as mx
 from marginax import _checks as checks
@@ -14,7 +13,7 @@ from marginax import report
 from marginax._files import write_csv
 from marginax.experiments import measures
 from marginax.experiments.measures import CERTAINTY, MONTE_CARLO
-from marginax.experiments.runner import Arrays, Experiment, Part
+from marginax.experiments.runner import Arrays, Experiment, Hidden, Part
 
 if TYPE_CHECKING:
     from marginax.problems import Problem
@@ -44,7 +43,7 @@ class Theory(Experiment):
     name: ClassVar[str] = "theory"
     small: ClassVar[Mapping[str, Any]] = {"seeds": 5, "trajectories": 100}
 
-    seeds: Annotated[int, tyro.conf.Suppress] = 20
+    seeds: Hidden[int] = 20
     trajectories: int = 300
     """The most trajectories that the rates of estimated operators are shown for."""
 

@@ -42,7 +42,10 @@ class Variance(Experiment):
         checks.count("--trajectories", self.trajectories, least=10)
 
     def cases(self) -> dict[str, dict[str, Any]]:
-        """Problem and clip. Products of ratios reach 5⁴ on a chain of 5, which a sample still shows; 5⁹ it would not."""
+        """Title and clip of each problem, and the noise of a chain.
+
+        With 5 states products of ratios reach 5⁴, which a sample still shows. With 10 states it would miss 5⁹.
+        """
         cases: dict[str, dict[str, Any]] = {
             "chain-1": {"title": "chain of 5, c̄ = 1", "clip": 1.0, "noise": 0.0},
             "chain-5": {"title": "chain of 5, c̄ = 5", "clip": 5.0, "noise": 0.0},

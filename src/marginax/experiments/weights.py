@@ -4,17 +4,16 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import tyro
 
 import marginax as mx
 from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
 from marginax.experiments import measures
-from marginax.experiments.runner import Arrays, Experiment, Part
+from marginax.experiments.runner import Arrays, Experiment, Hidden, Part
 
 if TYPE_CHECKING:
     from jaxtyping import Array
@@ -38,7 +37,7 @@ class Weights(Experiment):
     name: ClassVar[str] = "weights"
     small: ClassVar[Mapping[str, Any]] = {"seeds": 4}
 
-    seeds: Annotated[int, tyro.conf.Suppress] = 20
+    seeds: Hidden[int] = 20
     trajectories: int = 200
     """How many trajectories the estimates of a run see."""
     size: int = 10
