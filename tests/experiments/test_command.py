@@ -331,6 +331,7 @@ def test_the_claims_end_the_run_in_a_few_lines(capsys):
         ("reproduce theory --trajectories 1", "--trajectories must be at least 10, got 1"),
         ("reproduce --seeds 1", "--seeds must be at least 2"),
         ("reproduce --seed -1", "--seed must be at least 0, got -1"),
+        ("reproduce --seed 4294967296", "--seed must be below 2**32, got 4294967296"),
         ("reproduce --discount 1.5", "--discount must lie"),
         ("reproduce --workers 0", "--workers must be at least 1, got 0"),
         ("show chain --n 0", "n must be"),
