@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -78,7 +78,7 @@ class Chain(Experiment):
         for clip in self.clip:
             checks.at_least("--clip", clip, 0.0, infinite=True)
 
-    def quick(self) -> Self:
+    def quick(self) -> "Chain":
         """The same experiment at a size for a first look."""
         # Each shape takes its time to compile.
         return dataclasses.replace(super().quick(), actions=self.actions[:1], horizon=self.horizon[:1])
@@ -214,7 +214,6 @@ class Chain(Experiment):
                     axis.set_yscale("log")
                 lines = [Line2D([], [], color="#444444", ls=dash, linewidth=1) for dash in DASHES]
                 words = [f"{symbol} = {value:g}" for value in values]
-                heading = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "title_fontsize": 8.5}
                 top.legend(
                     lines[: len(words)],
                     words,
@@ -224,7 +223,9 @@ class Chain(Experiment):
                     handlelength=1.5,
                     handletextpad=0.3,
                     columnspacing=0.6,
-                    **heading,
+                    loc="lower center",
+                    bbox_to_anchor=(0.5, 1.0),
+                    title_fontsize=8.5,
                 )
                 bottom.set_xlabel("iteration")
             axes[0, 0].set_ylim(1e-2, 4 * float(max(curves[0, :, 0].mean() for curves in errors.values())))

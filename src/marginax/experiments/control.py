@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from marginax import report
 from marginax._checks import choice, last_given
@@ -156,7 +156,7 @@ class Control(Experiment):
         preset = choice("--preset", last_given(words, "--preset", cls.preset), TD3_PRESETS)
         return cls(preset=preset)
 
-    def quick(self) -> Self:
+    def quick(self) -> "Control":
         """Pendulum with small networks: a few minutes on two cores."""
         start = type(self)(preset=self.preset)
         agent = smaller(self.agent, start.agent, hidden=(64, 64), random_steps=1000)

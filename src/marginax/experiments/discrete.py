@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -97,7 +97,7 @@ class Discrete(Experiment):
                 f"got {self.frames}"
             )
 
-    def quick(self) -> Self:
+    def quick(self) -> "Discrete":
         """Noisy Catch with small networks, on two cores."""
         return smaller(
             super().quick(),
@@ -316,37 +316,43 @@ class Discrete(Experiment):
         return report.Table(f"{title}: {game}", columns, tuple(rows), note)
 
     def _claims(self, found: Mapping[str, Arrays]) -> list[report.Claim]:
-        claims = []
+        """Marginalized against each of the others in each game, and the variance of its targets."""
+        claims: list[report.Claim] = []
+        if "marginalized" not in self.operators:
+            return claims
         for game, arrays in found.items():
-            of = dict(zip(self.operators, arrays["return"], strict=True))
-            for other in (name for name in of if name != "marginalized" and "marginalized" in of):
-                for what, values in (("final return", of_last), ("area under the curve", of_all)):
+            returns = dict(zip(self.operators, arrays["return"], strict=True))
+            ours = returns.pop("marginalized")
+            for other, theirs in returns.items():
+                for what, (x, y) in {
+                    "final return": (ours[:, -1], theirs[:, -1]),
+                    "area under the curve": (ours.mean(1), theirs.mean(1)),
+                }.items():
                     claims.append(
                         report.claim(
                             f"marginalized is above {report.operator_style(other).label}",
                             game,
                             f"{what}: marginalized - {other}, interquartile means over seeds",
                             difference,
-                            values(of["marginalized"]),
-                            values(of[other]),
+                            x,
+                            y,
                             low=0.0,
                             main=other in ("one-step", "retrace") and what != "final return",
                         )
                     )
-            if "marginalized" in of:
-                i = self.operators.index("marginalized")
-                ratio = np.log(arrays["error_variance"][i] / arrays["error_variance_retrace"][i])
-                claims.append(
-                    report.claim(
-                        "marginalized targets vary less than Retrace's on the same batches",
-                        game,
-                        "log of the ratio of variances of target minus Q",
-                        np.mean,
-                        np.nanmean(ratio, axis=1),
-                        high=0.0,
-                        main=True,
-                    )
+            i = self.operators.index("marginalized")
+            ratio = np.log(arrays["error_variance"][i] / arrays["error_variance_retrace"][i])
+            claims.append(
+                report.claim(
+                    "marginalized targets vary less than Retrace's on the same batches",
+                    game,
+                    "log of the ratio of variances of target minus Q",
+                    np.mean,
+                    np.nanmean(ratio, axis=1),
+                    high=0.0,
+                    main=True,
                 )
+            )
         return claims
 
 
@@ -371,16 +377,6 @@ def _mean(values: np.ndarray) -> str:
 def difference(x: np.ndarray, y: np.ndarray) -> float:
     """The difference of two interquartile means; no ratio, because returns may be 0."""
     return float(interquartile_mean(x)) - float(interquartile_mean(y))
-
-
-def of_last(returns: np.ndarray) -> np.ndarray:
-    """Returns `[seeds]` at the end."""
-    return returns[:, -1]
-
-
-def of_all(returns: np.ndarray) -> np.ndarray:
-    """Mean returns `[seeds]` over the run."""
-    return returns.mean(1)
 
 
 def train(config: "PopulationConfig") -> Arrays:

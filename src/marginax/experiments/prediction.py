@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -96,7 +96,7 @@ class Prediction(Sizes, Experiment):
                 f"decay and clip must be in the grid {self.decays} by {self.clips}, got {self.decay} and {self.clip}"
             )
 
-    def quick(self) -> Self:
+    def quick(self) -> "Prediction":
         """One game of our own with small networks, for a first look on two cores."""
         return smaller(
             super().quick(),

@@ -17,7 +17,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 import rich.console
@@ -32,6 +32,7 @@ from marginax.engine import Engine, Outcome, Task, using
 
 Arrays = dict[str, np.ndarray]
 S = TypeVar("S")
+E = TypeVar("E", bound="Experiment")
 Hidden = Annotated[S, tyro.conf.Suppress]
 """A setting that is no flag of its experiment. `command.Options` has the flags that all experiments share."""
 # No number of a part depends on these.
@@ -90,7 +91,7 @@ class Experiment(abc.ABC):
         """The experiment before the flags among the words of a command are applied."""
         return cls()
 
-    def quick(self) -> Self:
+    def quick(self: E) -> E:
         """The same experiment at a size for a first look."""
         sizes = {name: min(getattr(self, name), most) for name, most in self.small.items()}
         return dataclasses.replace(self, **sizes)
