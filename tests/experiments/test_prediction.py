@@ -10,9 +10,9 @@ from marginax.experiments.discrete import Discrete
 from marginax.experiments.prediction import MARGINALIZED, Prediction
 
 
-def section(tmp_path, factor, diverged=False):
+def section(tmp_path, factor, diverged=False, decay=1.0):
     """A section from errors of which those of `marginalized` are the others' times a factor in each of six games."""
-    experiment = dataclasses.replace(Prediction(seeds=6), decays=(0.9, 1.0), clips=(2.0,))
+    experiment = dataclasses.replace(Prediction(seeds=6), decays=(0.9, 1.0), clips=(2.0,), decay=decay)
     settings = experiment.grid()
     ours = np.array([s.operator == MARGINALIZED for s in settings])
     rng = np.random.default_rng(0)
@@ -36,6 +36,15 @@ def test_verdicts_follow_the_errors(tmp_path):
     assert enough.claims[0].effect == 5 and enough.claims[0].verdict == "reproduced"  # at least 5 of 6
     mixed = section(tmp_path, [0.5] * 4 + [2.0] * 2)
     assert mixed.claims[0].effect == 4 and mixed.claims[0].verdict == "not reproduced"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decay", [0.9, 1.0])
+def test_every_operator_has_a_row_of_variances_at_any_decay(decay, tmp_path):
+    """One-step has no decay, so no decay leaves it out."""
+    errors, variances = section(tmp_path, [0.5] * 6, decay=decay).tables
+    assert {row[0] for row in variances.rows} == {row[0] for row in errors.rows[:-1]}
+    assert len(variances.rows) == 7
 
 
 @pytest.mark.slow

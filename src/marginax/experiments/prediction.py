@@ -380,7 +380,7 @@ class _Results:
                 ),
             )
             for i, s in enumerate(self.settings)
-            if s.decay == decay and s.clip in (clip, np.inf)
+            if s.operator == "one-step" or (s.decay == decay and s.clip in (clip, np.inf))
         ]
         note = (
             "Variance of targets given the pair, over the variance of the true values / mean of the discounted sum of "
