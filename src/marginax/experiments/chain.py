@@ -1,7 +1,7 @@
 """The chain of Section 6.1: Figure 1 with its five panels (Table 1), and beyond it every estimator of TD weights."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -61,22 +61,21 @@ class Chain(Experiment):
     """Clips c̄ of the traces."""
 
     def __post_init__(self) -> None:
-        for name in PANELS:
-            if not 1 <= len(getattr(self, name)) <= len(DASHES):
-                flag = f"--{name.replace('_', '-')}"
-                raise ValueError(f"{flag} must have one to three values, got {getattr(self, name)}")
         checks.count("--iterations", self.iterations, least=10)
         checks.step_size(self.step_size, "--step-size")
-        for actions in self.actions:
-            checks.count("--actions", actions)
-        for horizon in self.horizon:
-            checks.count("--horizon", horizon, least=2)
-        for beta in self.off_policy:
-            checks.fraction("--off-policy", beta)
-        for noise in self.noise:
-            checks.at_least("--noise", noise, 0.0)
-        for clip in self.clip:
-            checks.at_least("--clip", clip, 0.0, infinite=True)
+        rules: dict[str, Callable[[str, Any], object]] = {
+            "actions": checks.count,
+            "horizon": partial(checks.count, least=2),
+            "off_policy": checks.fraction,
+            "noise": partial(checks.at_least, least=0.0),
+            "clip": partial(checks.at_least, least=0.0, infinite=True),
+        }
+        for name, check in rules.items():
+            flag, values = f"--{name.replace('_', '-')}", getattr(self, name)
+            if not 1 <= len(values) <= len(DASHES):
+                raise ValueError(f"{flag} must have one to three values, got {values}")
+            for value in values:
+                check(flag, value)
 
     def quick(self) -> "Chain":
         """The same experiment at a size for a first look."""
