@@ -8,6 +8,7 @@ Each runs HalfCheetah-v5, one update a step, networks 2×256, batch 100. It says
 line, and prints its steps a second in so many seconds, of the clock and of processor time.
 """
 
+import argparse
 import sys
 import time
 
@@ -166,5 +167,8 @@ def cleanrl(clock: Clock) -> None:
 
 
 if __name__ == "__main__":
-    peer, seconds = sys.argv[1], float(sys.argv[2])
-    cleanrl(Clock(seconds)) if peer == "cleanrl" else baselines(peer, Clock(seconds))
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("peer", choices=("sb3", "sbx", "cleanrl"))
+    parser.add_argument("seconds", type=float)
+    words = parser.parse_args()
+    cleanrl(Clock(words.seconds)) if words.peer == "cleanrl" else baselines(words.peer, Clock(words.seconds))

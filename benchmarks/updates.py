@@ -12,6 +12,7 @@ from functools import partial
 
 import jax
 import numpy as np
+import tyro
 
 from marginax.deep import TD3Config, init, replay, update_block
 from population import arithmetic
@@ -51,6 +52,7 @@ def prepare(config: TD3Config) -> Callable[[int], float]:
 
 
 def main(rounds: int = 8) -> None:
+    """Time an update with each operator and print a table; the least of so many rounds counts."""
     configs = {name: TD3Config.preset("spinning-up", **settings) for name, settings in SETTINGS.items()}
     blocks = {name: prepare(config) for name, config in configs.items()}
     seen = [{name: block(i) for name, block in blocks.items()} for i in range(1, rounds + 1)]
@@ -65,4 +67,4 @@ def main(rounds: int = 8) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

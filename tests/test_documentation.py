@@ -101,3 +101,8 @@ def test_a_number_that_was_changed_by_hand_is_noticed():
     page = "<!-- results: findings a -->\n- It takes 50.\n<!-- results: end -->"
     assert module.rewritten(page, stored, "img") == page
     assert module.rewritten(page.replace("50", "51"), stored, "img") == page
+
+
+def test_a_folder_without_results_is_named(tmp_path):
+    with pytest.raises(SystemExit, match="has no finished results"):
+        results().main([str(tmp_path / "mistyped")])

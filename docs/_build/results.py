@@ -32,8 +32,11 @@ BLOCK = re.compile(r"(<!-- results: (?!end)(.*?) -->\n).*?(<!-- results: end -->
 
 def store(out: Path) -> None:
     """Takes the finished sections of a folder into the stored results, and their figures into the docs."""
+    folders = sorted(path.parent for path in out.glob("*/result.json"))
+    if not folders:
+        sys.exit(f"{out} has no finished results: it must be the folder of a `marginax reproduce --out`")
     stored = json.loads(STORED.read_text()) if STORED.exists() else {}
-    for folder in sorted(path.parent for path in out.glob("*/result.json")):
+    for folder in folders:
         section = report.load_section(folder)
         if section is None:
             continue

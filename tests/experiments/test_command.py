@@ -218,6 +218,23 @@ def test_the_chain_compares_no_value_with_itself_and_the_larger_with_the_smaller
     assert shorter.effect == pytest.approx(np.log10(3))
 
 
+def test_curves_too_short_for_a_tenth_of_the_first_error_decide_nothing_about_speed():
+    """A ratio of two times that are not known is not 1."""
+    chain = Chain(seeds=3, iterations=100)
+    start = np.full((len(METHODS), 3, 100), 5.0, np.float32)
+    faster = start.copy()
+    faster[METHODS.index("retrace"), :, 50:] = 0.1
+
+    def verdict(curves):
+        claims = chain._claims(dict.fromkeys(chain.curves(), curves))
+        return next(
+            each.verdict for each in claims if each.text == "Retrace outperforms the one-step operator"
+        )
+
+    assert verdict(start) == "cannot be decided"
+    assert verdict(faster) == "reproduced"
+
+
 def test_a_curve_that_diverged_stays_in_the_chains_table():
     chain = Chain(seeds=2, iterations=250)
     curves = np.full((len(METHODS), 2, 250), 0.01, np.float32)
@@ -314,6 +331,7 @@ def test_the_claims_end_the_run_in_a_few_lines(capsys):
         ("reproduce theory --trajectories 1", "--trajectories must be at least 10, got 1"),
         ("reproduce --seeds 1", "--seeds must be at least 2"),
         ("reproduce --seed -1", "--seed must be at least 0, got -1"),
+        ("reproduce --seed 4294967296", "--seed must be below 2**32, got 4294967296"),
         ("reproduce --discount 1.5", "--discount must lie"),
         ("reproduce --workers 0", "--workers must be at least 1, got 0"),
         ("show chain --n 0", "n must be"),

@@ -11,7 +11,7 @@ from marginax.deep.config import TD3Config
 from marginax.deep.curves import Curve, curves_of
 from marginax.experiments.command import reproduce
 from marginax.experiments.control import CHANGES, Control, seconds
-from marginax.experiments.control_report import claims, table
+from marginax.experiments.control_report import claims, failures, section, table
 
 TOY = ["reproduce", "control", "--tasks", "Pendulum-v1", "--operators", "one-step", "marginalized-length-2"]
 TOY += ["--seeds", "2", "--steps", "80", "--evaluate-every", "20", "--episodes", "1", "--agent.hidden", "4"]
@@ -105,6 +105,19 @@ def test_verdicts_follow_from_the_data():
     lower = [c for c in made if "lower variance" in c.text]
     np.testing.assert_allclose(lower[0].effect, np.log(0.5))
     assert lower[0].verdict == "reproduced"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [("retrace", "n-step"), ("retrace", "one-step")])
+def test_the_report_names_the_operator_that_failures_are_measured_by(names, tmp_path):
+    """The second operator's seeds end at 5, below a tenth of 100; a tenth of 5 is below both."""
+    found = {name: made_up(level, noise=0.01) for name, level in zip(names, (100, 5), strict=True)}
+    for curve in found.values():
+        curve.diagnostics.update({name: np.ones((10, 20)) for name in ("trace_mean", "weight_mean")})
+    base = "one-step" if "one-step" in names else "retrace"
+    text, *_ = section("control", tmp_path, {"task": found}, 1.0, "default").text
+    assert f"below a tenth of the median of {base}, if that is positive" in text
+    assert failures(found) == {"retrace": 0, names[1]: 10 if base == "retrace" else 0}
 
 
 def test_operators_are_compared_at_the_same_clip():

@@ -43,6 +43,7 @@ def test_claims_follow_the_returns(tmp_path):
     section = QUICK.section(tmp_path, data)
     verdicts = {(claim.where, claim.text): claim.verdict for claim in section.claims}
     assert verdicts["grid/catch", "marginalized is above Retrace"] == "reproduced"
+    assert "the middle half of them" in section.figures[0].caption  # what `draw_curves` shades
     assert verdicts["grid/noisy-catch", "marginalized is above Retrace"] == "not reproduced"
     less = "marginalized targets vary less than Retrace's on the same batches"
     assert verdicts["grid/catch", less] == "reproduced"

@@ -74,6 +74,7 @@ def test_own_problem_and_its_mistakes(tmp_path):
         ({"discount": [0.9, 0.8]}, "discount must be a number"),
         ({"columns": [1, 2]}, "columns must be a number"),
         ({"columns": 1.5}, "columns must be a whole number"),
+        ({"columns": 5}, "columns must be at most the number of states 4, got 5"),
     ):
         np.savez(tmp_path / "wrong.npz", p=mdp.dense_p(), r=mdp.r, pi=pi, mu=mu, **wrong)
         with pytest.raises(ValueError, match=message):
@@ -82,7 +83,12 @@ def test_own_problem_and_its_mistakes(tmp_path):
     with pytest.raises(ValueError, match=r"half.npz' has no array 'r'"):
         world(str(tmp_path / "half.npz"))
     (tmp_path / "text.npz").write_text("no archive")
-    with pytest.raises(ValueError, match=r"cannot read the problem .*text.npz"):
-        world(str(tmp_path / "text.npz"))
+    with (tmp_path / "array.npz").open("wb") as file:
+        np.save(file, mdp.r)
+    for name in ("text", "array"):
+        with pytest.raises(
+            ValueError, match=rf"cannot read the problem .*{name}.npz': it is not a file that"
+        ):
+            world(str(tmp_path / f"{name}.npz"))
     with pytest.raises(ValueError, match="unknown problem 'maze'"):
         world("maze")

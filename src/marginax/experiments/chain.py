@@ -1,7 +1,7 @@
 """The chain of Section 6.1: Figure 1 with its five panels (Table 1), and beyond it every estimator of TD weights."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,13 +43,14 @@ class Chain(Experiment):
     """Figure 1: relative error on the chain, one parameter varied in each panel."""
 
     name: ClassVar[str] = "chain"
+    small: ClassVar[Mapping[str, Any]] = {"seeds": 10, "iterations": 1000}
 
     iterations: int = 5000
     """Trajectories to learn from, one per iteration."""
     step_size: float = 0.1
     """α of the update of Q."""
     actions: tuple[int, ...] = (5, 10, 20)
-    """Numbers of actions; the other panels use the first value (so for every list below)."""
+    """Numbers of actions. The other panels use the first value, here and of every list below."""
     horizon: tuple[int, ...] = (10, 20, 30)
     """Lengths of the chain."""
     off_policy: tuple[float, ...] = (0.0, 0.3, 0.7)
@@ -60,32 +61,26 @@ class Chain(Experiment):
     """Clips c̄ of the traces."""
 
     def __post_init__(self) -> None:
-        for name in PANELS:
-            if not 1 <= len(getattr(self, name)) <= len(DASHES):
-                flag = f"--{name.replace('_', '-')}"
-                raise ValueError(f"{flag} must have one to three values, got {getattr(self, name)}")
         checks.count("--iterations", self.iterations, least=10)
         checks.step_size(self.step_size, "--step-size")
-        for actions in self.actions:
-            checks.count("--actions", actions)
-        for horizon in self.horizon:
-            checks.count("--horizon", horizon, least=2)
-        for beta in self.off_policy:
-            checks.fraction("--off-policy", beta)
-        for noise in self.noise:
-            checks.at_least("--noise", noise, 0.0)
-        for clip in self.clip:
-            checks.at_least("--clip", clip, 0.0, infinite=True)
+        rules: dict[str, Callable[[str, Any], object]] = {
+            "actions": checks.count,
+            "horizon": partial(checks.count, least=2),
+            "off_policy": checks.fraction,
+            "noise": partial(checks.at_least, least=0.0),
+            "clip": partial(checks.at_least, least=0.0, infinite=True),
+        }
+        for name, check in rules.items():
+            flag, values = f"--{name.replace('_', '-')}", getattr(self, name)
+            if not 1 <= len(values) <= len(DASHES):
+                raise ValueError(f"{flag} must have one to three values, got {values}")
+            for value in values:
+                check(flag, value)
 
     def quick(self) -> "Chain":
         """The same experiment at a size for a first look."""
-        return dataclasses.replace(
-            self,
-            seeds=min(self.seeds, 10),
-            iterations=min(self.iterations, 1000),
-            actions=self.actions[:1],  # each shape takes its time to compile
-            horizon=self.horizon[:1],
-        )
+        # Each shape takes its time to compile.
+        return dataclasses.replace(super().quick(), actions=self.actions[:1], horizon=self.horizon[:1])
 
     @property
     def shown(self) -> np.ndarray:
@@ -218,7 +213,6 @@ class Chain(Experiment):
                     axis.set_yscale("log")
                 lines = [Line2D([], [], color="#444444", ls=dash, linewidth=1) for dash in DASHES]
                 words = [f"{symbol} = {value:g}" for value in values]
-                heading = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "title_fontsize": 8.5}
                 top.legend(
                     lines[: len(words)],
                     words,
@@ -228,7 +222,9 @@ class Chain(Experiment):
                     handlelength=1.5,
                     handletextpad=0.3,
                     columnspacing=0.6,
-                    **heading,
+                    loc="lower center",
+                    bbox_to_anchor=(0.5, 1.0),
+                    title_fontsize=8.5,
                 )
                 bottom.set_xlabel("iteration")
             axes[0, 0].set_ylim(1e-2, 4 * float(max(curves[0, :, 0].mean() for curves in errors.values())))
@@ -238,7 +234,7 @@ class Chain(Experiment):
 
     def _time(self, curve: np.ndarray) -> str:
         """The iteration at which a tenth of the first error is reached."""
-        return measures.reached(measures.time_to(curve, 0.1 * float(curve[:, 0].mean())), self.shown)
+        return measures.reached(curve, 0.1 * float(curve[:, 0].mean()), self.shown)
 
     def _table(self, errors: Mapping[tuple[str, Any], np.ndarray]) -> report.Table:
         rows = [
@@ -291,9 +287,10 @@ class _Figure1:
         return self.errors[name, value][METHODS.index(method)]
 
     def slower(self, x: np.ndarray, *others: np.ndarray) -> float:
-        """log2 of the ratio of the times to a tenth of the first error, to the fastest of the others."""
+        """log2 of the ratio of the times to a tenth of the first error, to the fastest of the others; NaN if none gets there."""
         time, *times = (measures.time_to(each, 0.1 * self.first) for each in (x, *others))
-        return float(np.log2(time / min(times)))
+        never = x.shape[1] + 1
+        return float(np.log2(time / min(times))) if min(time, *times) < never else np.nan
 
     @staticmethod
     def final_ratio(x: np.ndarray, y: np.ndarray) -> float:

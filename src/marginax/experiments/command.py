@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Flags of every experiment; what is omitted is the experiment's own."""
+    """Flags of every experiment. Without a flag, the experiment has its own value."""
 
     seeds: int | None = None
     """Number of seeds; by default the experiment's own (the paper's, where it names one)."""
@@ -68,8 +68,8 @@ class Options:
     """Accelerators for each part on a Ray cluster; fractions share one."""
 
     def __post_init__(self) -> None:
-        if self.seed is not None:
-            checks.count("--seed", self.seed, least=0)
+        if self.seed is not None and checks.count("--seed", self.seed, least=0) >= 2**32:
+            raise ValueError(f"--seed must be below 2**32, got {self.seed}")  # JAX drops the bits above
         if self.seeds is not None and self.seeds < 2:
             raise ValueError(f"--seeds must be at least 2 for intervals over seeds, got {self.seeds}")
         if self.workers is not None:

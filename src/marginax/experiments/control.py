@@ -6,9 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from marginax import report
 from marginax._checks import choice, last_given
@@ -16,7 +14,7 @@ from marginax.deep.config import TD3_PRESETS, TD3Config
 from marginax.deep.metrics import check_slugs, slug
 from marginax.deep.run_config import PopulationConfig
 from marginax.engine import Engine
-from marginax.experiments.runner import Arrays, Experiment, Part, flag, smaller
+from marginax.experiments.runner import Arrays, Experiment, Hidden, Part, flag, smaller
 
 if TYPE_CHECKING:
     from marginax.deep.curves import Curve
@@ -95,8 +93,9 @@ class Control(Experiment):
     """
 
     name: ClassVar[str] = "control"
+    small: ClassVar[Mapping[str, Any]] = {"seeds": 3}
 
-    seeds: Annotated[int, tyro.conf.Suppress] = 5
+    seeds: Hidden[int] = 5
     tasks: tuple[str, ...] = TASKS
     """Simulators by name."""
     operators: tuple[OperatorName, ...] = OPERATORS
@@ -117,7 +116,7 @@ class Control(Experiment):
     """Minutes between checkpoints."""
     report_only: bool = False
     """Report on the metrics that are there; train nothing."""
-    trained: Annotated[str, tyro.conf.Suppress] = ""
+    trained: Hidden[str] = ""
     """Fingerprint of the metrics that were reported on."""
 
     def __post_init__(self) -> None:
@@ -161,8 +160,8 @@ class Control(Experiment):
         """Pendulum with small networks: a few minutes on two cores."""
         start = type(self)(preset=self.preset)
         agent = smaller(self.agent, start.agent, hidden=(64, 64), random_steps=1000)
-        first = smaller(self, start, tasks=("Pendulum-v1",), steps=8000, evaluate_every=1000)
-        return dataclasses.replace(first, agent=agent, seeds=min(self.seeds, 3))
+        first = smaller(super().quick(), start, tasks=("Pendulum-v1",), steps=8000, evaluate_every=1000)
+        return dataclasses.replace(first, agent=agent)
 
     def settings(self) -> dict[str, Any]:
         """All that the numbers depend on, as plain data."""

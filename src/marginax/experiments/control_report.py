@@ -23,6 +23,8 @@ def section(name: str, folder: Path, tasks: Tasks, seconds: float, preset: str) 
     steps = sum(
         len(curve.seeds) * int(curve.steps[-1]) for found in tasks.values() for curve in found.values()
     )
+    names = [name for found in tasks.values() for name in found]
+    base = "one-step" if "one-step" in names else names[0]
     columns = (
         *("task", "operator", "seeds", "steps", "final return", "area under the curve", "failures"),
         *("mean trace", "mean weight", "variance of target - Q"),
@@ -33,8 +35,8 @@ def section(name: str, folder: Path, tasks: Tasks, seconds: float, preset: str) 
         text=(
             f"TD3 with the critic target of each operator. Settings start at the preset `{preset}`; the command says what "
             "is changed. Interquartile means over seeds with 95% bootstrap intervals. "
-            "The final return is the mean over the last tenth of a run. A seed fails when it diverges or ends below "
-            "a tenth of one-step's median.",
+            "The final return is the mean over the last tenth of a run. A seed fails when it diverges, or when it ends "
+            f"below a tenth of the median of {base}, if that is positive.",
             f"One seed after another at the {_SPINNING_UP} steps/s of Spinning Up's TD3 these runs take "
             f"{steps / _SPINNING_UP / 3600:.0f} hours; here their processes took {seconds / 60:.1f} minutes, added up.",
         ),
@@ -75,7 +77,10 @@ def _median(values: np.ndarray, axis: int | None = None) -> Any:
 
 
 def failures(found: Mapping[str, Curve]) -> dict[str, int]:
-    """How many seeds of each operator diverged, or ended below a tenth of one-step's median."""
+    """How many seeds of each operator diverged, or ended below a tenth of one-step's median (the first operator's without it).
+
+    Where that median is not positive, only seeds that diverged are counted.
+    """
     base = found.get("one-step", next(iter(found.values())))
     out = {}
     for operator, curve in found.items():

@@ -1,19 +1,20 @@
 """Q-learning with every operator on MinAtar and two noisy grids with sparse rewards, played inside the program that learns."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import tyro
 
 from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
 from marginax.deep.metrics import check_slugs, known_number, slug
-from marginax.experiments.runner import Arrays, Experiment, Part, smaller
+from marginax.engine import Engine
+from marginax.experiments.runner import Arrays, Experiment, Hidden, Part, smaller
 from marginax.statistics import bootstrap, interquartile_mean
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ class Discrete(Experiment):
     """Beyond the paper: Q-learning with the target of each operator, on games with discrete actions."""
 
     name: ClassVar[str] = "discrete"
+    small: ClassVar[Mapping[str, Any]] = {"seeds": 5}
 
-    seeds: Annotated[int, tyro.conf.Suppress] = 10
+    seeds: Hidden[int] = 10
     games: tuple[str, ...] = (*MINATAR, *GRIDS)
     """Simulators on the accelerator; MinAtar needs gymnax."""
     operators: tuple[str, ...] = OPERATORS
@@ -71,7 +73,7 @@ class Discrete(Experiment):
     target_epsilon: float = 0.05
     """Share of uniform actions of the target policy."""
     epsilon: float = 0.2
-    """The same of the behaviour policy."""
+    """Share of uniform actions of the behaviour policy."""
     hidden: int = 128
     """Units of the layer after the convolution."""
     replay_size: int = 102_400
@@ -97,8 +99,8 @@ class Discrete(Experiment):
 
     def quick(self) -> "Discrete":
         """Noisy Catch with small networks, on two cores."""
-        small = smaller(
-            self,
+        return smaller(
+            super().quick(),
             type(self)(),
             games=("grid/noisy-catch",),
             operators=("one-step", "retrace", "marginalized"),
@@ -113,7 +115,16 @@ class Discrete(Experiment):
             ablation="",
             actor_critic=(),
         )
-        return dataclasses.replace(small, seeds=min(self.seeds, 5))
+
+    def prepared(self, folder: Path, workers: int | None, engine: Engine) -> "Discrete":
+        """Itself, if every game is known: a mistake in the last one is found before the first is played."""
+        from marginax.simulators import make
+        from marginax.simulators.registry import check_actions
+
+        with contextlib.suppress(ImportError):  # results can be shown where a simulator is not installed
+            for game in dict.fromkeys(config.simulator for config in self.work().values()):
+                check_actions(game, make(game, seed=0, allow_import=True), discrete=True)
+        return self
 
     def population(
         self, game: str, variants: Mapping[str, Mapping[str, Any]], frames: int
@@ -261,7 +272,7 @@ class Discrete(Experiment):
             figures=(
                 report.Figure(
                     self.name,
-                    "Return of the greedy policy: means and 95% intervals over seeds.",
+                    f"Return of the greedy policy: mean of {self.seeds} seeds and the middle half of them.",
                     "Learning curves",
                 ),
             ),
@@ -305,37 +316,43 @@ class Discrete(Experiment):
         return report.Table(f"{title}: {game}", columns, tuple(rows), note)
 
     def _claims(self, found: Mapping[str, Arrays]) -> list[report.Claim]:
-        claims = []
+        """Marginalized against each of the others in each game, and the variance of its targets."""
+        claims: list[report.Claim] = []
+        if "marginalized" not in self.operators:
+            return claims
         for game, arrays in found.items():
-            of = dict(zip(self.operators, arrays["return"], strict=True))
-            for other in (name for name in of if name != "marginalized" and "marginalized" in of):
-                for what, values in (("final return", of_last), ("area under the curve", of_all)):
+            returns = dict(zip(self.operators, arrays["return"], strict=True))
+            ours = returns.pop("marginalized")
+            for other, theirs in returns.items():
+                for what, (x, y) in {
+                    "final return": (ours[:, -1], theirs[:, -1]),
+                    "area under the curve": (ours.mean(1), theirs.mean(1)),
+                }.items():
                     claims.append(
                         report.claim(
                             f"marginalized is above {report.operator_style(other).label}",
                             game,
                             f"{what}: marginalized - {other}, interquartile means over seeds",
                             difference,
-                            values(of["marginalized"]),
-                            values(of[other]),
+                            x,
+                            y,
                             low=0.0,
                             main=other in ("one-step", "retrace") and what != "final return",
                         )
                     )
-            if "marginalized" in of:
-                i = self.operators.index("marginalized")
-                ratio = np.log(arrays["error_variance"][i] / arrays["error_variance_retrace"][i])
-                claims.append(
-                    report.claim(
-                        "marginalized targets vary less than Retrace's on the same batches",
-                        game,
-                        "log of the ratio of variances of target minus Q",
-                        np.mean,
-                        np.nanmean(ratio, axis=1),
-                        high=0.0,
-                        main=True,
-                    )
+            i = self.operators.index("marginalized")
+            ratio = np.log(arrays["error_variance"][i] / arrays["error_variance_retrace"][i])
+            claims.append(
+                report.claim(
+                    "marginalized targets vary less than Retrace's on the same batches",
+                    game,
+                    "log of the ratio of variances of target minus Q",
+                    np.mean,
+                    np.nanmean(ratio, axis=1),
+                    high=0.0,
+                    main=True,
                 )
+            )
         return claims
 
 
@@ -352,24 +369,14 @@ def draw_returns(
 
 
 def _mean(values: np.ndarray) -> str:
-    """Of the numbers there are."""
+    """The mean of the numbers that are not NaN, as text; empty if there are none."""
     known = values[~np.isnan(values)]
     return f"{float(known.mean()):.3g}" if len(known) else ""
 
 
 def difference(x: np.ndarray, y: np.ndarray) -> float:
-    """Of two interquartile means: returns of games cross zero, so no ratio."""
+    """The difference of two interquartile means; no ratio, because returns may be 0."""
     return float(interquartile_mean(x)) - float(interquartile_mean(y))
-
-
-def of_last(returns: np.ndarray) -> np.ndarray:
-    """Returns `[seeds]` at the end."""
-    return returns[:, -1]
-
-
-def of_all(returns: np.ndarray) -> np.ndarray:
-    """Mean returns `[seeds]` over the run."""
-    return returns.mean(1)
 
 
 def train(config: "PopulationConfig") -> Arrays:

@@ -19,7 +19,7 @@ MONTE_CARLO, CERTAINTY = "marginalized-monte-carlo", "marginalized-certainty-equ
 EXACT, AS_PRINTED = "marginalized-exact", "marginalized-as-printed"
 PATHS, REVERSE = "marginalized-monte-carlo-paths", "marginalized-reverse-td"
 REFRESH = {CERTAINTY: 1.05, REVERSE: 1.2}
-"""By what factor data grow before weights that take long to solve for are read again; others at every iteration."""
+"""Weights that take long to solve for are solved for again when the data have grown by this factor, others every time."""
 
 
 def streams(problem: "Problem", seeds: range, iterations: int, horizon: int, seed: int = 0) -> "Trajectory":
@@ -45,7 +45,7 @@ def _sampler(iterations: int, horizon: int) -> Callable[..., "Trajectory"]:
 
 
 def estimator(operator: str, problem: "Problem", c: np.ndarray) -> Any:
-    """Where a marginalized operator takes its TD weights from; None for the others."""
+    """The estimator, or the table, of a marginalized operator's TD weights; None for the other operators."""
     size = (*problem.mdp.r.shape, problem.mdp.discount)
     if operator == EXACT:
         return mx.weights.exact(problem.mdp, problem.mu, c)
@@ -116,6 +116,7 @@ def log_ratio(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.log10(x.mean() / y.mean()))
 
 
-def reached(step: int, steps: np.ndarray) -> str:
-    """The iteration at a place that `time_to` found, in words where the level was not reached."""
-    return f"{steps[step - 1]}" if step <= len(steps) else f"more than {steps[-1]}"
+def reached(errors: np.ndarray, level: float, steps: np.ndarray) -> str:
+    """The iteration that `time_to` finds, as text, where `errors[seeds, n]` are those of the iterations `steps[n]`."""
+    place = time_to(errors, level)
+    return f"{steps[place - 1]}" if place <= len(steps) else f"more than {steps[-1]}"

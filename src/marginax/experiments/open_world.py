@@ -38,6 +38,7 @@ class OpenWorld(Experiment):
     """Figure 2: value maps and errors of one-step, Retrace and marginalized operators on the Open World."""
 
     name: ClassVar[str] = "open-world"
+    small: ClassVar[Mapping[str, Any]] = {"seeds": 6, "iterations": 80, "family": False}
 
     iterations: int = 200
     """Trajectories to learn from, one per iteration."""
@@ -61,12 +62,6 @@ class OpenWorld(Experiment):
         checks.step_size(self.step_size, "--step-size")
         if len(self.clip) != 2 or not 0 < self.clip[0] < self.clip[1]:
             raise ValueError(f"--clip must be two increasing positive numbers, got {self.clip}")
-
-    def quick(self) -> "OpenWorld":
-        """The same experiment at a size for a first look."""
-        return dataclasses.replace(
-            self, seeds=min(self.seeds, 6), iterations=min(self.iterations, 80), family=False
-        )
 
     @property
     def snapshots(self) -> tuple[int, ...]:
@@ -166,10 +161,7 @@ class OpenWorld(Experiment):
         moves = "k times, in the order of time" if self.visits == "each" else "once, towards the mean"
         low, high = self.clip
         runs, steps = self.runs(), np.arange(1, self.iterations + 1)
-        times = {
-            run: measures.reached(measures.time_to(curve, 0.1), steps)
-            for run, curve in zip(runs, errors, strict=True)
-        }
+        times = {run: measures.reached(curve, 0.1, steps) for run, curve in zip(runs, errors, strict=True)}
         starts = {run: float(value) for run, value in zip(runs, values[:, :, -2, 0].mean(1), strict=True)}
         mdp, pi, _ = self.problem()
         return report.Section(
@@ -276,7 +268,7 @@ class OpenWorld(Experiment):
             (
                 "multi-step" if kind == RETRACE else report.operator_style(kind).label,
                 name,
-                measures.reached(measures.time_to(curve, 0.1), steps),
+                measures.reached(curve, 0.1, steps),
                 float(curve[:, half - 1].mean()),
                 measures.final(curve),
             )
@@ -308,34 +300,44 @@ class OpenWorld(Experiment):
             f"log10 ratio of the variance over runs of V at the start, iteration {self.snapshots[-2]}, "
             rf"$\bar c$ = {high:g}, to Retrace's"
         )
+
+        def claim(
+            text: str, measure: str, statistic: Any, *samples: np.ndarray, **bounds: Any
+        ) -> report.Claim:
+            return report.claim(text, "Figure 2", measure, statistic, *samples, **bounds)
+
         # fmt: off
-        claims: list[tuple[str, str, Any, list[np.ndarray], dict[str, Any]]] = [
-            ("the one-step operator propagates information slowly compared to Retrace",
-             rf"{error}, one-step against Retrace at $\bar c$ = {low:g}", log_ratio,
-             [of(ONE, 0.0), of(RETRACE, low)], {"low": 0.0}),
-            (rf"at $\bar c$ = {low:g} Retrace and its marginalized counterpart perform alike",
-             f"{error}, marginalized (Monte Carlo) against Retrace; alike means within ±0.05", log_ratio,
-             [of(MONTE_CARLO, low), of(RETRACE, low)], {"low": -0.05, "high": 0.05}),
-            (rf"at $\bar c$ = {high:g} Retrace becomes unstable",
-             "log10 of mean error over the first half of the iterations; above 0 it is worse than knowing nothing",
-             lambda x: np.log10(x.mean()), [of(RETRACE, high)[:, :half]], {"low": 0.0}),
-            (rf"at $\bar c$ = {high:g} the marginalized operator is much more stable (Monte Carlo)",
-             f"{error} to Retrace's", log_ratio,
-             [of(MONTE_CARLO, high), of(RETRACE, high)], {"high": 0.0, "main": True}),
-            (rf"beyond the paper: at $\bar c$ = {high:g} the marginalized operator is much more stable (certainty equivalence)",
-             f"{error} to Retrace's", log_ratio, [of(CERTAINTY, high), of(RETRACE, high)], {"high": 0.0}),
-            ("beyond the paper: learning only the path makes Monte Carlo weights better",
-             rf"{error}, Monte Carlo of the path against Monte Carlo per pair at $\bar c$ = {high:g}", log_ratio,
-             [of(PATHS, high), of(MONTE_CARLO, high)], {"high": 0.0}),
-            ("the marginalized operator reduces variance (Monte Carlo)", spread, variance,
-             [start(MONTE_CARLO, high), start(RETRACE, high)], {"high": 0.0}),
-            ("beyond the paper: the marginalized operator reduces variance (certainty equivalence)", spread, variance,
-             [start(CERTAINTY, high), start(RETRACE, high)], {"high": 0.0}),
-            ("beyond the paper: certainty equivalence at the large clip learns faster than Retrace at the small one",
-             error, log_ratio, [of(CERTAINTY, high), of(RETRACE, low)], {"high": 0.0, "main": True}),
+        return [
+            claim(
+                "the one-step operator propagates information slowly compared to Retrace",
+                rf"{error}, one-step against Retrace at $\bar c$ = {low:g}", log_ratio,
+                of(ONE, 0.0), of(RETRACE, low), low=0.0),
+            claim(
+                rf"at $\bar c$ = {low:g} Retrace and its marginalized counterpart perform alike",
+                f"{error}, marginalized (Monte Carlo) against Retrace; alike means within ±0.05", log_ratio,
+                of(MONTE_CARLO, low), of(RETRACE, low), low=-0.05, high=0.05),
+            claim(
+                rf"at $\bar c$ = {high:g} Retrace becomes unstable",
+                "log10 of mean error over the first half of the iterations; above 0 it is worse than knowing nothing",
+                lambda x: np.log10(x.mean()), of(RETRACE, high)[:, :half], low=0.0),
+            claim(
+                rf"at $\bar c$ = {high:g} the marginalized operator is much more stable (Monte Carlo)",
+                f"{error} to Retrace's", log_ratio, of(MONTE_CARLO, high), of(RETRACE, high), high=0.0, main=True),
+            claim(
+                rf"beyond the paper: at $\bar c$ = {high:g} the marginalized operator is much more stable (certainty equivalence)",
+                f"{error} to Retrace's", log_ratio, of(CERTAINTY, high), of(RETRACE, high), high=0.0),
+            claim(
+                "beyond the paper: learning only the path makes Monte Carlo weights better",
+                rf"{error}, Monte Carlo of the path against Monte Carlo per pair at $\bar c$ = {high:g}", log_ratio,
+                of(PATHS, high), of(MONTE_CARLO, high), high=0.0),
+            claim(
+                "the marginalized operator reduces variance (Monte Carlo)", spread, variance,
+                start(MONTE_CARLO, high), start(RETRACE, high), high=0.0),
+            claim(
+                "beyond the paper: the marginalized operator reduces variance (certainty equivalence)", spread, variance,
+                start(CERTAINTY, high), start(RETRACE, high), high=0.0),
+            claim(
+                "beyond the paper: certainty equivalence at the large clip learns faster than Retrace at the small one",
+                error, log_ratio, of(CERTAINTY, high), of(RETRACE, low), high=0.0, main=True),
         ]
         # fmt: on
-        return [
-            report.claim(text, "Figure 2", measure, statistic, *samples, **bounds)
-            for text, measure, statistic, samples, bounds in claims
-        ]

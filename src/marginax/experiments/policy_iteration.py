@@ -3,10 +3,9 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-import tyro
 
 import marginax as mx
 from marginax import _checks as checks
@@ -14,7 +13,7 @@ from marginax import report
 from marginax._files import write_csv
 from marginax.experiments import measures
 from marginax.experiments.measures import CERTAINTY, MONTE_CARLO, ONE, RETRACE
-from marginax.experiments.runner import Arrays, Experiment, Part
+from marginax.experiments.runner import Arrays, Experiment, Hidden, Part
 
 METHODS = (ONE, RETRACE, MONTE_CARLO, CERTAINTY)
 CHUNK = 25
@@ -25,8 +24,9 @@ class PolicyIteration(Experiment):
     """Figure 5: soft and hard policy iteration on the Open World, driven by each operator."""
 
     name: ClassVar[str] = "policy-iteration"
+    small: ClassVar[Mapping[str, Any]] = {"seeds": 4, "iterations": 30}
 
-    seeds: Annotated[int, tyro.conf.Suppress] = 50
+    seeds: Hidden[int] = 50
     iterations: int = 120
     """Trajectories, one per iteration."""
     size: int = 10
@@ -54,10 +54,6 @@ class PolicyIteration(Experiment):
         for flag, value in (("--step-size", self.step_size), ("--soft", self.soft), ("--hard", self.hard)):
             checks.step_size(value, flag)
         checks.at_least("--clip", self.clip, 0.0, infinite=True)
-
-    def quick(self) -> "PolicyIteration":
-        """The same experiment at a size for a first look."""
-        return dataclasses.replace(self, seeds=min(self.seeds, 4), iterations=min(self.iterations, 30))
 
     @property
     def evaluated(self) -> np.ndarray:

@@ -1,21 +1,23 @@
 """Policy evaluation with networks: every operator over one grid of λ and c̄, in games that run on the accelerator."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import tyro
 
+from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
-from marginax.deep.metrics import slug
+from marginax.deep.metrics import check_slugs, slug
 from marginax.deep.run_config import Sizes
-from marginax.experiments.runner import Arrays, Experiment, Part, smaller
+from marginax.engine import Engine
+from marginax.experiments.runner import Arrays, Experiment, Hidden, Part, smaller
 from marginax.statistics import Interval, bootstrap
 
 if TYPE_CHECKING:
@@ -40,9 +42,10 @@ class Prediction(Sizes, Experiment):
     """Beyond the paper: a Q-network learns the values of a fixed policy by every operator."""
 
     name: ClassVar[str] = "prediction"
+    small: ClassVar[Mapping[str, Any]] = {"seeds": 3}
 
-    seeds: Annotated[int, tyro.conf.Suppress] = 10
-    discount: Annotated[float, tyro.conf.Suppress] = 0.97
+    seeds: Hidden[int] = 10
+    discount: Hidden[float] = 0.97
     games: tuple[str, ...] = tuple(NAMES)
     """Simulators; MinAtar needs gymnax."""
     decays: tuple[float, ...] = (0.8, 0.9, 0.95, 1.0)
@@ -52,11 +55,11 @@ class Prediction(Sizes, Experiment):
     decay: float = 1.0
     """λ of the one setting of the marginalized operator that is compared."""
     clip: float = 2.0
-    """c̄ of that setting."""
+    """c̄ of the one setting of the marginalized operator that is compared."""
     target_epsilon: float = 0.05
     """Share of uniform actions of the target policy, greedy otherwise."""
     behaviour_epsilon: float = 0.5
-    """The same of the behaviour policy."""
+    """Share of uniform actions of the behaviour policy, greedy otherwise."""
     power: float = 1.0
     """Which deviance the weight network minimises: 0 squares, 1 Poisson, 2 gamma."""
     mixture: float = 0.8
@@ -72,11 +75,22 @@ class Prediction(Sizes, Experiment):
         super().__post_init__()
         if not self.games:
             raise ValueError("games must name at least one simulator, got none")
+        check_slugs("games", self.games)
         for name in ("target_epsilon", "behaviour_epsilon"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(
                     f"{name} must lie in (0, 1], so that every action has a probability, got {getattr(self, name)}"
                 )
+        for decay in self.decays:
+            checks.fraction("decays", decay)
+        for clip in self.clips:
+            checks.positive("clips", clip, infinite=True)
+        for name in ("mixture", "average", "last_rate"):
+            checks.fraction(name, getattr(self, name))
+        if not 0 <= self.power <= 2:
+            raise ValueError(f"power must lie in [0, 2], got {self.power}")
+        checks.positive("learning_rate", self.learning_rate)
+        checks.count("improvements", self.improvements, least=0)
         if self.decay not in self.decays or self.clip not in self.clips:
             raise ValueError(
                 f"decay and clip must be in the grid {self.decays} by {self.clips}, got {self.decay} and {self.clip}"
@@ -84,8 +98,8 @@ class Prediction(Sizes, Experiment):
 
     def quick(self) -> "Prediction":
         """One game of our own with small networks, for a first look on two cores."""
-        small = smaller(
-            self,
+        return smaller(
+            super().quick(),
             type(self)(),
             games=("grid/four-rooms",),
             decays=(0.9, 1.0),
@@ -102,7 +116,6 @@ class Prediction(Sizes, Experiment):
             rollouts=64,
             improvements=8,
         )
-        return dataclasses.replace(small, seeds=min(self.seeds, 3))
 
     def grid(self) -> "list[Setting]":
         """All operators with their settings: one-step has none, and c̄ is that of traces made of ratios."""
@@ -116,6 +129,16 @@ class Prediction(Sizes, Experiment):
         ]
         free = [Setting(name, decay) for name in ("tree-backup", "q-lambda", "peng") for decay in self.decays]
         return [Setting("one-step"), *free, *clipped]
+
+    def prepared(self, folder: Path, workers: int | None, engine: Engine) -> "Prediction":
+        """Itself, if every game is known: a mistake in the last one is found before the first is played."""
+        from marginax.simulators import make_accelerated
+
+        with contextlib.suppress(ImportError):  # results can be shown where a simulator is not installed
+            for game in self.games:
+                if make_accelerated(game).num_actions is None:
+                    raise ValueError(f"games must have discrete actions, got {game!r}")
+        return self
 
     @property
     def interval(self) -> int:
@@ -357,7 +380,7 @@ class _Results:
                 ),
             )
             for i, s in enumerate(self.settings)
-            if s.decay == decay and s.clip in (clip, np.inf)
+            if s.operator == "one-step" or (s.decay == decay and s.clip in (clip, np.inf))
         ]
         note = (
             "Variance of targets given the pair, over the variance of the true values / mean of the discounted sum of "

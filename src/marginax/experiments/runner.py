@@ -32,6 +32,9 @@ from marginax.engine import Engine, Outcome, Task, using
 
 Arrays = dict[str, np.ndarray]
 S = TypeVar("S")
+E = TypeVar("E", bound="Experiment")
+Hidden = Annotated[S, tyro.conf.Suppress]
+"""A setting that is no flag of its experiment. `command.Options` has the flags that all experiments share."""
 # No number of a part depends on these.
 PRESENTATION = ("_files", "_folders", "engine", "report", "experiments/runner")
 
@@ -76,19 +79,22 @@ class Experiment(abc.ABC):
     """
 
     name: ClassVar[str]
+    small: ClassVar[Mapping[str, Any]] = {"seeds": 10}
+    """The largest values of a first look; a switch that is False is off."""
 
-    seeds: Annotated[int, tyro.conf.Suppress] = 100
-    seed: Annotated[int, tyro.conf.Suppress] = 0
-    discount: Annotated[float, tyro.conf.Suppress] = 0.99
+    seeds: Hidden[int] = 100
+    seed: Hidden[int] = 0
+    discount: Hidden[float] = 0.99
 
     @classmethod
     def starting(cls, words: Sequence[str]) -> "Experiment":
         """The experiment before the flags among the words of a command are applied."""
         return cls()
 
-    def quick(self) -> "Experiment":
+    def quick(self: E) -> E:
         """The same experiment at a size for a first look."""
-        return dataclasses.replace(self, seeds=min(self.seeds, 10))
+        sizes = {name: min(getattr(self, name), most) for name, most in self.small.items()}
+        return dataclasses.replace(self, **sizes)
 
     def settings(self) -> dict[str, Any]:
         """All settings as plain data."""
@@ -108,7 +114,7 @@ class Experiment(abc.ABC):
         return [word for field, value in given if value != field.default for word in flag(field.name, value)]
 
     def prepared(self, folder: Path, workers: int | None, engine: Engine) -> "Experiment":
-        """The experiment after work in its folder that is not made of parts, such as training; by default itself."""
+        """Does the work that is not made of parts, such as training, and returns the experiment to report on."""
         return self
 
     @abc.abstractmethod
@@ -121,7 +127,7 @@ class Experiment(abc.ABC):
 
 
 def smaller(settings: S, start: S, **small: Any) -> S:
-    """Settings with some for a first look, but for those that no longer are what they start as: they were asked for.
+    """Settings with the small values of a first look. A setting that differs from `start` was asked for, and stays.
 
     >>> from marginax.deep.config import TD3Config
     >>> found = smaller(TD3Config(hidden=(32,)), TD3Config(), hidden=(64, 64), batch_size=32)
@@ -402,7 +408,10 @@ class _Progress:
             )
 
     def time_left(self, before: str = "") -> str:
-        """What the parts were said to take, corrected by what finished ones did take (a fifth of all trusts the former)."""
+        """The expected seconds of the parts that are left, times how much slower than expected the finished ones were.
+
+        So that the first part does not decide alone, a fifth of the total counts as having been as fast as expected.
+        """
         if not self.left:
             return ""
         now, expected = time.monotonic(), self.total - sum(self.left.values())

@@ -31,6 +31,7 @@ class Variance(Experiment):
     """Figure 4: measured variances of the trajectory-based and random-time estimates of both operators."""
 
     name: ClassVar[str] = "variance"
+    small: ClassVar[Mapping[str, Any]] = {"seeds": 40, "trajectories": 200, "noisy": False}
 
     trajectories: int = 400
     """Trajectories for each seed."""
@@ -40,14 +41,11 @@ class Variance(Experiment):
     def __post_init__(self) -> None:
         checks.count("--trajectories", self.trajectories, least=10)
 
-    def quick(self) -> "Variance":
-        """The same experiment at a size for a first look."""
-        return dataclasses.replace(
-            self, seeds=min(self.seeds, 40), trajectories=min(self.trajectories, 200), noisy=False
-        )
-
     def cases(self) -> dict[str, dict[str, Any]]:
-        """Problem and clip. Products of ratios reach 5⁴ on a chain of 5, which a sample still shows; 5⁹ it would not."""
+        """Title and clip of each problem, and the noise of a chain.
+
+        With 5 states products of ratios reach 5⁴, which a sample still shows. With 10 states it would miss 5⁹.
+        """
         cases: dict[str, dict[str, Any]] = {
             "chain-1": {"title": "chain of 5, c̄ = 1", "clip": 1.0, "noise": 0.0},
             "chain-5": {"title": "chain of 5, c̄ = 5", "clip": 5.0, "noise": 0.0},
@@ -185,40 +183,32 @@ class Variance(Experiment):
 
             return statistic
 
+        # fmt: off
         kinds = (
-            (
-                "the random-time estimate of the marginalized operator has the smaller variance",
-                "Corollary 2",
-                1,
-                0,
-            ),
-            (
-                "the trajectory-based estimate of $R^c$ has less variance than the random-time one",
-                "Figure 4",
-                2,
-                0,
-            ),
-            (
-                "the trajectory-based estimate of $M^w$ has less variance than the random-time one",
-                "Figure 4",
-                3,
-                1,
-            ),
+            ("the random-time estimate of the marginalized operator has the smaller variance", "Corollary 2", 1, 0),
+            ("the trajectory-based estimate of $R^c$ has less variance than the random-time one", "Figure 4", 2, 0),
+            ("the trajectory-based estimate of $M^w$ has less variance than the random-time one", "Figure 4", 3, 1),
             ("in practice the marginalized operator reduces variance (trajectories)", "Section 4.2", 3, 2),
         )
-        return [
-            report.claim(
-                f"{text}: {case['title']}",
-                where,
-                f"log10 ratio of variances, {NODES[a]} against {NODES[b]}",
-                log_ratio(a, b),
-                np.moveaxis(moments[label], -1, 0),
-                high=0.0,
-                main=label == "chain-1" and (a, b) == (3, 2),
-            )
-            for label, case in self.cases().items()
-            for text, where, a, b in kinds
-        ]
+        # fmt: on
+        claims = []
+        for label, case in self.cases().items():
+            for text, where, a, b in kinds:
+                uncovered = (
+                    where == "Corollary 2" and case.get("noise", 0.0) > 0
+                )  # it wants deterministic rewards
+                claims.append(
+                    report.claim(
+                        f"{'beyond the paper: ' if uncovered else ''}{text}: {case['title']}",
+                        f"{where}, without its assumption" if uncovered else where,
+                        f"log10 ratio of variances, {NODES[a]} against {NODES[b]}",
+                        log_ratio(a, b),
+                        np.moveaxis(moments[label], -1, 0),
+                        high=0.0,
+                        main=label == "chain-1" and (a, b) == (3, 2),
+                    )
+                )
+        return claims
 
 
 def _short(value: float) -> str:

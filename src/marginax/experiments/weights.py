@@ -2,31 +2,31 @@
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import tyro
 
 import marginax as mx
 from marginax import _checks as checks
 from marginax import report
 from marginax._files import write_csv
 from marginax.experiments import measures
-from marginax.experiments.runner import Arrays, Experiment, Part
+from marginax.experiments.runner import Arrays, Experiment, Hidden, Part
 
 if TYPE_CHECKING:
     from jaxtyping import Array
 
     from marginax.trajectories import Trajectory
 
-EXACT, MONTE_CARLO, CERTAINTY, PATHS, REVERSE = ROWS = (
-    "exact",
-    "Monte Carlo",
-    "certainty equivalence",
-    "Monte Carlo of the path",
-    "reverse TD",
-)
+ESTIMATES = {
+    "Monte Carlo": measures.MONTE_CARLO,
+    "certainty equivalence": measures.CERTAINTY,
+    "Monte Carlo of the path": measures.PATHS,
+    "reverse TD": measures.REVERSE,
+}
+ROWS = ("exact", *ESTIMATES)
 CORNERS = ("top left", "top right", "bottom left", "bottom right")
 
 
@@ -35,8 +35,9 @@ class Weights(Experiment):
     """Figure 6: TD weights from the four corners of the Open World, exact and estimated."""
 
     name: ClassVar[str] = "weights"
+    small: ClassVar[Mapping[str, Any]] = {"seeds": 4}
 
-    seeds: Annotated[int, tyro.conf.Suppress] = 20
+    seeds: Hidden[int] = 20
     trajectories: int = 200
     """How many trajectories the estimates of a run see."""
     size: int = 10
@@ -51,10 +52,6 @@ class Weights(Experiment):
         checks.count("--trajectories", self.trajectories)
         checks.count("--horizon", self.horizon)
         checks.at_least("--clip", self.clip, 0.0, infinite=True)
-
-    def quick(self) -> "Weights":
-        """The same experiment at a size for a first look."""
-        return dataclasses.replace(self, seeds=min(self.seeds, 4))
 
     def parts(self) -> list[Part]:
         return [Part("maps", self.settings(), self.compute, cost=0.5 * self.seeds, title="maps of weights")]
@@ -73,38 +70,32 @@ class Weights(Experiment):
         mdp, pi, mu = problem
         c = mx.traces.retrace(pi, mu, clip=self.clip)
         stream = measures.streams(problem, range(self.seeds), self.trajectories, self.horizon, self.seed)
-        size = (*mdp.r.shape, self.discount)
 
         def maps(w: "Array") -> "Array":
             return w[self.corners()].mean(axis=(1, 3))  # over actions of the start and of the cell
 
-        @jax.jit
-        @jax.vmap
-        def estimate(batch: "Trajectory") -> dict[str, "Array"]:
-            estimators: dict[str, Any] = {
-                MONTE_CARLO: mx.weights.MonteCarlo.init(*size, factored=False),
-                CERTAINTY: mx.weights.CertaintyEquivalence.init(*size),
-                PATHS: mx.weights.MonteCarlo.init(*size),
-            }
-            return {kind: maps(empty.update(batch, c).weights(c)) for kind, empty in estimators.items()}
+        def estimate(operator: str) -> "Array":
+            empty = measures.estimator(operator, problem, c)
 
-        @jax.jit
-        def reverse_td(batch: "Trajectory") -> "Array":
-            return maps(mx.weights.ReverseTD.init(*size).update(batch, c).weights(c))
+            def one_seed(batch: "Trajectory") -> "Array":
+                return maps(empty.update(batch, c).weights(c))
 
-        found = estimate(stream)
-        # One seed after the other: reverse TD keeps a matrix of states for every start.
-        found[REVERSE] = jax.lax.map(reverse_td, stream)
+            if (
+                operator == measures.REVERSE
+            ):  # keeps a matrix of states for every start: one seed after the other
+                return jax.jit(partial(jax.lax.map, one_seed))(stream)
+            return jax.jit(jax.vmap(one_seed))(stream)
+
         visits = np.stack([mdp.credit_row(mu, (int(x), 0)).sum(axis=1) for x in self.corners()])
         return {
-            EXACT: np.asarray(maps(jnp.asarray(mx.weights.exact(mdp, mu, c)))),
-            **{kind: np.asarray(each) for kind, each in found.items()},
+            "exact": np.asarray(maps(jnp.asarray(mx.weights.exact(mdp, mu, c)))),
+            **{row: np.asarray(estimate(operator)) for row, operator in ESTIMATES.items()},
             "visits": visits / visits.sum(axis=1, keepdims=True),
         }
 
     def section(self, folder: Path, data: Mapping[str, Arrays]) -> report.Section:
         found = data["maps"]
-        one_run = {kind: found[kind] if kind == EXACT else found[kind][0] for kind in ROWS}
+        one_run = {kind: found[kind] if kind == "exact" else found[kind][0] for kind in ROWS}
         self._figure(folder, one_run)
         rows = [
             (kind, corner, state, float(value))
@@ -114,7 +105,8 @@ class Weights(Experiment):
         ]
         write_csv(folder / "weights.csv", ("weights", "start", "state", "weight"), rows)
         errors = {
-            kind: (np.abs(found[kind] - found[EXACT]) * found["visits"]).sum(-1).mean(0) for kind in ROWS[1:]
+            kind: (np.abs(found[kind] - found["exact"]) * found["visits"]).sum(-1).mean(0)
+            for kind in ESTIMATES
         }
         n = self.size
         row, column = np.divmod(np.arange(n * n), n)
@@ -134,8 +126,8 @@ class Weights(Experiment):
                     "cross marks the start.",
                     "Heat maps of TD weights from four starts",
                     f"After {self.trajectories} trajectories a cell's weight seen from the top left is off by "
-                    f"{report.number(errors[MONTE_CARLO][0])} on average with Monte Carlo and by "
-                    f"{report.number(errors[CERTAINTY][0])} with certainty equivalence.",
+                    f"{report.number(errors['Monte Carlo'][0])} on average with Monte Carlo and by "
+                    f"{report.number(errors['certainty equivalence'][0])} with certainty equivalence.",
                 ),
             ),
             tables=(
@@ -153,7 +145,7 @@ class Weights(Experiment):
                     f"share of all weight that lies within {n // 2} steps of the corner ({near.mean():.0%} of the "
                     "cells); low elsewhere means at least 0.9",
                     lambda x: (x[:, near].sum(-1) / x.sum(-1)).mean(),
-                    found[MONTE_CARLO][:, -1],
+                    found["Monte Carlo"][:, -1],
                     low=0.9,
                 ),
             ),
@@ -167,7 +159,9 @@ class Weights(Experiment):
             figure,
             axes,
         ):
-            scale = PowerNorm(0.4, vmin=0, vmax=float(maps[EXACT].max()))  # small weights should be seen, too
+            scale = PowerNorm(
+                0.4, vmin=0, vmax=float(maps["exact"].max())
+            )  # small weights should be seen, too
             for line, (kind, each) in zip(axes, maps.items(), strict=True):
                 for axis, weights, start in zip(line, each, self.corners(), strict=True):
                     drawn = report.draw_map(axis, weights.reshape(self.size, self.size), norm=scale)

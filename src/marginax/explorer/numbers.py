@@ -139,6 +139,8 @@ def world(name: str, size: int = 10, seed: int = 0, discount: float = 0.99) -> W
 
 
 def _from_file(path: Path, discount: float) -> World:
+    if path.is_file() and not zipfile.is_zipfile(path):
+        raise ValueError(f"cannot read the problem {str(path)!r}: it is not a file that numpy.savez wrote")
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
@@ -152,13 +154,16 @@ def _from_file(path: Path, discount: float) -> World:
     if mdp.num_states > _LARGEST:
         raise ValueError(f"{str(path)!r} has {mdp.num_states} states: the explorer shows at most {_LARGEST}")
     pi, mu = mdp.policy("pi", arrays["pi"]), mdp.policy("mu", arrays["mu"])
-    columns = checks.number("columns", arrays.get("columns", np.ceil(np.sqrt(mdp.num_states))))
+    default = int(np.ceil(np.sqrt(mdp.num_states)))
+    columns = checks.count("columns", checks.number("columns", arrays.get("columns", default)))
+    if columns > mdp.num_states:
+        raise ValueError(f"columns must be at most the number of states {mdp.num_states}, got {columns}")
     return World(
         path.name,
         mdp,
         pi,
         mu,
-        checks.count("columns", columns),
+        columns,
         _numbered(mdp.num_actions),
         own_discount="discount" in arrays,
     )
