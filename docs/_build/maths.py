@@ -11,6 +11,8 @@ from markdown.postprocessors import Postprocessor
 # What pymdownx.arithmatex leaves behind for `$...$` and `$$...$$`.
 INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
+# The glyph of a prime is small and raised already; as a superscript it would be so twice.
+PRIME = re.compile(r"<msup>(<mi>\w</mi>)<mi>(&#x0203[23];)</mi></msup>")
 
 
 def mathml(tex: str, display: str) -> str:
@@ -20,7 +22,7 @@ def mathml(tex: str, display: str) -> str:
     unknown = re.search(r"\\[A-Za-z]+", html.unescape(result))
     if unknown:
         raise ValueError(f"no MathML for {unknown.group()} in ${source}$")
-    return result
+    return PRIME.sub(r'<mrow>\1<mo lspace="0" rspace="0">\2</mo></mrow>', result)
 
 
 class _ToMathML(Postprocessor):
