@@ -60,9 +60,15 @@ def commands(page: Path) -> list[str]:
     text = re.sub(r"\\\n\s*", "", page.read_text())  # lines that go on
     spans = re.findall(r"`((?:[^`\n]*\s)?marginax [^`\n]+)`", text)
     lines = re.findall(r"(?m)^(?: {4}|\$ )((?:\S.*\s)?marginax [a-z].*)$", text)
+    for block in re.findall(r"(?ms)^```bash\n(.*?)^```", text):
+        lines += re.findall(r"(?m)^ *(marginax [a-z].*)$", block)
     found = [re.sub(r"^.*?\bmarginax ", "", each).split("  #")[0] for each in (*spans, *lines)]
     return sorted(
-        {each.strip() for each in found if each[:1].islower() and not re.search(r"…|\b[A-Z]{3,}\b", each)}
+        {
+            each.strip()
+            for each in found
+            if each[:1].islower() and not re.search(r"…|\b[A-Z]{3,}\b|my_tasks", each)
+        }
     )
 
 
