@@ -39,6 +39,27 @@ def test_examples_run(page, tmp_path, monkeypatch):
     assert not output, "".join(output)
 
 
+@pytest.mark.slow
+def test_the_first_log_gives_what_the_page_says(tmp_path, monkeypatch, capsys):
+    """The script of the page writes a log; the command prints the verdict, the values and the interval of the page."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "evaluate.md").read_text()
+    script = next(code for code in re.findall(r"(?ms)^```python\n(.*?)^```", page) if ">>>" not in code)
+    exec(script, {})
+    command = re.search(r"`marginax (evaluate log\.csv [^`]+)`", page)[1]
+    assert cli.main(shlex.split(command)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    (verdict,) = re.findall(r"(?ms)^```text\n(.*?)^```", page)
+    assert " ".join(verdict.split()) in shown
+    said = re.search(r"Certainty equivalence says (\S+), with an interval from (\S+) to (\S+)\. ", page)
+    assert "certainty-equivalence {} {} … {} ".format(*said.groups()) in shown
+    goes_on = 0.9 * 0.8  # γ times the probability of another step
+    rewarded = 0.8 * 0.8 + 0.2 * 0.3  # π's probability of state 1, from either state
+    assert f"The exact value is {goes_on * 0.8 * rewarded / (1 - goes_on):.3f}." in page
+    own = re.search(r"The log's own policy earned (\S+)\.\n", page)[1]
+    assert f"(the log's own return) † {own} " in shown
+
+
 def test_readme_commands_are_the_documented_ones():
     """The two commands of the README stand in the docs word for word."""
     commands = re.findall(r"(?m)^ +(python3 -m venv .venv && .*)$", PAGES[0].read_text())
