@@ -68,6 +68,14 @@ def test_readme_commands_are_the_documented_ones():
     assert all(command in started for command in commands)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_pages_are_short(page):
+    """A page has at most about 1,500 words, without tables and blocks of code."""
+    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
+    words = [word for line in text.splitlines() if not line.startswith("|") for word in line.split()]
+    assert len(words) <= 1550
+
+
 def test_one_version_everywhere():
     """The package, its metadata and the citation name the same version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
