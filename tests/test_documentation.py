@@ -39,12 +39,41 @@ def test_examples_run(page, tmp_path, monkeypatch):
     assert not output, "".join(output)
 
 
+@pytest.mark.slow
+def test_the_first_log_gives_what_the_page_says(tmp_path, monkeypatch, capsys):
+    """The script of the page writes a log; the command prints the verdict, the values and the interval of the page."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "evaluate.md").read_text()
+    script = next(code for code in re.findall(r"(?ms)^```python\n(.*?)^```", page) if ">>>" not in code)
+    exec(script, {})
+    command = re.search(r"`marginax (evaluate log\.csv [^`]+)`", page)[1]
+    assert cli.main(shlex.split(command)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    (verdict,) = re.findall(r"(?ms)^```text\n(.*?)^```", page)
+    assert " ".join(verdict.split()) in shown
+    said = re.search(r"Certainty equivalence says (\S+), with an interval from (\S+) to (\S+)\. ", page)
+    assert "certainty-equivalence {} {} … {} ".format(*said.groups()) in shown
+    goes_on = 0.9 * 0.8  # γ times the probability of another step
+    rewarded = 0.8 * 0.8 + 0.2 * 0.3  # π's probability of state 1, from either state
+    assert f"The exact value is {goes_on * 0.8 * rewarded / (1 - goes_on):.3f}." in page
+    own = re.search(r"The log's own policy earned (\S+)\.\n", page)[1]
+    assert f"(the log's own return) † {own} " in shown
+
+
 def test_readme_commands_are_the_documented_ones():
     """The two commands of the README stand in the docs word for word."""
     commands = re.findall(r"(?m)^ +(python3 -m venv .venv && .*)$", PAGES[0].read_text())
     assert len(commands) == 2
     started = (ROOT / "docs" / "getting-started.md").read_text()
     assert all(command in started for command in commands)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_pages_are_short(page):
+    """A page has at most about 1,500 words, without tables and blocks of code."""
+    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
+    words = [word for line in text.splitlines() if not line.startswith("|") for word in line.split()]
+    assert len(words) <= 1600
 
 
 def test_one_version_everywhere():
@@ -60,9 +89,15 @@ def commands(page: Path) -> list[str]:
     text = re.sub(r"\\\n\s*", "", page.read_text())  # lines that go on
     spans = re.findall(r"`((?:[^`\n]*\s)?marginax [^`\n]+)`", text)
     lines = re.findall(r"(?m)^(?: {4}|\$ )((?:\S.*\s)?marginax [a-z].*)$", text)
+    for block in re.findall(r"(?ms)^```bash\n(.*?)^```", text):
+        lines += re.findall(r"(?m)^ *(marginax [a-z].*)$", block)
     found = [re.sub(r"^.*?\bmarginax ", "", each).split("  #")[0] for each in (*spans, *lines)]
     return sorted(
-        {each.strip() for each in found if each[:1].islower() and not re.search(r"…|\b[A-Z]{3,}\b", each)}
+        {
+            each.strip()
+            for each in found
+            if each[:1].islower() and not re.search(r"…|\b[A-Z]{3,}\b|my_tasks", each)
+        }
     )
 
 

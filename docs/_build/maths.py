@@ -11,6 +11,9 @@ from markdown.postprocessors import Postprocessor
 # What pymdownx.arithmatex leaves behind for `$...$` and `$$...$$`.
 INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
+# What the font draws badly: a prime in a superscript is raised and made small twice, and a bar on a letter is hardly seen.
+PRIME = re.compile(r"<msup>(<mi>\w</mi>)<mi>(&#x0203[23];)</mi></msup>")
+BAR = re.compile(r'<mover><mi>([a-gi-z])</mi><mo stretchy="true">&#x000AF;</mo></mover>')
 
 
 def mathml(tex: str, display: str) -> str:
@@ -20,7 +23,10 @@ def mathml(tex: str, display: str) -> str:
     unknown = re.search(r"\\[A-Za-z]+", html.unescape(result))
     if unknown:
         raise ValueError(f"no MathML for {unknown.group()} in ${source}$")
-    return result
+    result = PRIME.sub(r'<mrow>\1<mo lspace="0" rspace="0">\2</mo></mrow>', result)
+    return BAR.sub(
+        lambda m: f"<mi>&#{ord('𝑎') + ord(m[1]) - ord('a')};&#x304;</mi>", result
+    )  # italic letter, combining bar
 
 
 class _ToMathML(Postprocessor):

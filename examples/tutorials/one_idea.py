@@ -26,7 +26,8 @@ def _(mo):
         Q  →  Q + D (r + γ P^π Q − Q)
 
     The *credit* `D` says how much a Bellman error met at one state and action counts for the value of another. We look at a
-    10 × 10 world: π goes right or down, μ wanders anywhere, and the lower right corner pays 1.
+    10 × 10 world: π goes right or down, μ wanders anywhere, and the lower right corner pays 1. Each picture is one row of `D`:
+    how much an error met in each cell counts for going right from the upper left corner.
     """)
     return
 

@@ -44,7 +44,7 @@ def _(mdp, mo, mu, mx, pi, softened):
     rows = []
     for power in (1.0, 0.75, 0.5, 0.25):
         operator = mx.multi_step(mdp, pi, mu, softened(pi, mu, power))
-        # Above π/μ the residual has both signs; the operator may stop contracting. Ask it.
+        # An operator with traces above π/μ may not contract.
         right = operator.is_contractive() and abs(operator.fixed_point() - mdp.q_values(pi)).max() < 1e-9
         rows.append({"power": power, "rate": operator.contraction_rate(), "fixed point is Q^π": bool(right)})
     mo.ui.table(rows, selection=None)

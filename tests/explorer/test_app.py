@@ -46,3 +46,15 @@ def test_the_discount_of_a_file_is_shown_in_place_of_the_slider(tmp_path):
     page.problem.value = "chain"
     assert not page.discount.disabled and page.discount.name == "γ, discount"
     assert not Explorer(save(tmp_path / "open.npz")).discount.disabled
+
+
+def test_the_legend_lies_outside_the_curves():
+    import panel
+    from bokeh.models import Legend
+
+    from marginax.explorer.app import Explorer
+
+    plots = [pane.object for pane in Explorer("chain").page().select(panel.pane.Bokeh)]
+    (plot,) = [each for each in plots if each.title.text.startswith("Rate against noise")]
+    assert any(isinstance(part, Legend) for part in plot.above)
+    assert not any(isinstance(part, Legend) for part in plot.center)

@@ -217,7 +217,7 @@ class Explorer:
     def _draw_trade_off(self) -> Any:
         plot: Any = figure(
             width=520,
-            height=300,
+            height=330,
             tools="pan,wheel_zoom,reset",
             y_axis_type="log",
             title="Rate against noise at the start pair",
@@ -231,7 +231,9 @@ class Explorer:
         for name, source in self._now.items():
             colour = operator_style(_STYLES[name]).colour
             plot.scatter("x", "y", source=source, size=14, fill_alpha=0, line_color=colour, line_width=3)
-        plot.legend.location, plot.legend.label_text_font_size = "top_right", "11px"
+        plot.legend.orientation, plot.legend.label_text_font_size = "horizontal", "11px"
+        plot.legend.margin, plot.legend.location = 0, "left"
+        plot.add_layout(plot.legend[0], "above")  # inside it would hide parts of the curves
         return plot
 
     def _draw_curves(self) -> Any:
