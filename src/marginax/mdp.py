@@ -253,6 +253,9 @@ class TabularMDP:
         Returns:
             ``[S, A]``.
 
+        Raises:
+            ValueError: if the sum over time does not converge.
+
         Example:
             >>> TabularMDP([[[1.0]]], [[1.0]], 0.5).credit_row(np.array([[1.0]]), (0, 0))
             array([[2.]])
