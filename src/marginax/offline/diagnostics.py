@@ -73,7 +73,8 @@ def returns_of(sums: ImportanceSums, level: float, weighed: bool) -> dict[str, A
         return {"target": None, "behaviour": None, "reason": reason}
     returns, possible = sums.sums["earned"], sums.value_range()
     logged = distribution(returns, np.ones_like(returns), level, possible)
-    reason, mean = None, float(sums.weights.mean())
+    reason = ""
+    mean = float(sums.weights.mean())
     if not weighed:
         reason = "importance sampling does not apply"
     elif sums.ess() < FEW:
@@ -81,7 +82,7 @@ def returns_of(sums: ImportanceSums, level: float, weighed: bool) -> dict[str, A
     elif mean_weight_off(mean, float(sums.weights.std(ddof=1)) / np.sqrt(sums.episodes)):
         reason = f"the weights of episodes average {mean:.2g} and not 1"
     target = None if reason else distribution(returns, sums.weights, level, possible)
-    return {"target": target, "behaviour": logged, "reason": reason}
+    return {"target": target, "behaviour": logged, "reason": reason or None}
 
 
 def mean_weight_off(mean: float, error: float) -> bool:
