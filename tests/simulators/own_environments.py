@@ -1,5 +1,6 @@
 """Environments as a user might register them; named `simulators.own_environments:Id` in the tests."""
 
+import collections
 import os
 import time
 
@@ -101,18 +102,22 @@ class Spring:
 
 
 class Nested(Point):
-    """Generators and plain objects in containers, and one more of each that is made at the first step."""
+    """Generators, plain objects and one array twice in containers, and a generator or object made at the first step."""
 
     def __init__(self, lazy="generator", **options):
         super().__init__(**options)
         self.lazy, self.first = lazy, None
         old = np.random.RandomState(4)
+        start = np.zeros(2)
+        self.frames = collections.deque([start] * 60, maxlen=60)
         self.parts = {"noise": [np.random.default_rng(3), old], "springs": (Spring(), Spring())}
 
     def step(self, action):
         if self.first is None:
             self.first = np.random.default_rng(5) if self.lazy == "generator" else Spring()
         place, reward, *rest = super().step(action)
+        reward += np.sum(self.frames)
+        self.frames.append(place.astype(float))
         if self.lazy == "generator":
             reward += self.first.normal()
         else:
