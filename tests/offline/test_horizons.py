@@ -71,6 +71,28 @@ def test_the_influence_with_a_horizon_is_the_jackknife(horizon):
     )
 
 
+@pytest.mark.parametrize("horizon", [1, 4, None])
+def test_state_ratios_equal_plain_loops(horizon):
+    _, pi, _, log = garnet_log(4, episodes=200)
+    episodes, folds, steps = naive.episodes_of(log), log.folds(), horizon or 250
+    names = ["state-ratio", "doubly-robust-state-ratio"]
+    found = evaluate(log, pi, discount=0.9, horizon=horizon, estimators=names).answers
+    starts = np.bincount(log.states[log.offsets[:-1]], minlength=5) / log.num_episodes
+    expected = naive.state_ratio(episodes, pi, starts, 0.9, steps)
+    np.testing.assert_allclose(found["state-ratio"].value, expected, rtol=1e-9)
+    critics = []
+    for k in (0, 1):
+        p, r, _, n = naive.empirical_mdp([e for e, f in zip(episodes, folds, strict=True) if f != k], 5, 3)
+        assert n.min() > 0
+        q, v = [], [np.zeros(5)]
+        for _ in range(steps):  # from the last step to the first
+            q.insert(0, r + 0.9 * p @ v[0])
+            v.insert(0, (pi * q[0]).sum(axis=1))
+        critics.append((q, v) if horizon else ([q[0]] * steps, [v[0]] * (steps + 1)))
+    expected = naive.doubly_robust_state_ratio(episodes, pi, starts, 0.9, critics, folds)
+    np.testing.assert_allclose(found["doubly-robust-state-ratio"].value, expected, rtol=1e-9)
+
+
 def test_importance_sampling_of_the_first_steps_is_that_of_a_shorter_log():
     _, pi, _, log = garnet_log(2, episodes=100)
     found = evaluate(log, pi, discount=1.0, horizon=4, estimators=["per-decision-is"])

@@ -88,6 +88,50 @@ def weighted_doubly_robust(episodes, pi, gamma, critic):
     return start + over_time(episodes, pi, gamma, error)
 
 
+def state_process(episodes, pi, num_states):
+    """Ratio-weighted kernel K, mean reward and Σρ of each state, for one-step ratios ρ."""
+    mass, rewards = np.zeros(num_states), np.zeros(num_states)
+    kernel = np.zeros((num_states, num_states))
+    for episode in episodes:
+        for x, a, r, following, terminal, mu in episode:
+            rho = pi[x, a] / mu
+            mass[x] += rho
+            rewards[x] += rho * r
+            if not terminal:
+                kernel[x, following] += rho
+    return kernel / mass[:, None], rewards / mass, mass
+
+
+def state_visits(episodes, pi, starts, gamma, steps):
+    """γ^t times the distribution of states at each time t, as the weighted process has it, and Σρ per episode of each state."""
+    kernel, _, mass = state_process(episodes, pi, len(starts))
+    visits = [starts]
+    for _ in range(steps - 1):
+        visits.append(gamma * visits[-1] @ kernel)
+    return visits, mass / len(episodes)
+
+
+def state_ratio(episodes, pi, starts, gamma, steps):
+    """Σ_t γ^t d_t · r̂ of the weighted process."""
+    visits, _ = state_visits(episodes, pi, starts, gamma, steps)
+    return sum(d @ state_process(episodes, pi, len(starts))[1] for d in visits)
+
+
+def doubly_robust_state_ratio(episodes, pi, starts, gamma, critics, folds):
+    """Mean of V_0(x_0) + Σ_t Σ_h u_h(x_t) ρ (r + γ V_{h+1}(x') - Q_h(x,a)), u and (Q, V) from the other fold."""
+    steps, total = len(critics[0][0]), 0.0
+    parts = [[e for e, f in zip(episodes, folds, strict=True) if f != k] for k in (0, 1)]
+    found = [state_visits(part, pi, starts, gamma, steps) for part in parts]
+    for episode, fold in zip(episodes, folds, strict=True):
+        (q, v), (visits, mass) = critics[fold], found[fold]
+        total += v[0][episode[0][0]]
+        for x, a, r, following, terminal, mu in episode:
+            for h in range(steps):
+                after = 0.0 if terminal else gamma * v[h + 1][following]
+                total += visits[h][x] / mass[x] * pi[x, a] / mu * (r + after - q[h][x, a])
+    return total / len(episodes)
+
+
 def empirical_mdp(episodes, num_states, num_actions):
     """Frequencies p [S,A,S], r [S,A] and starts [S] of the log; zeros where it never went."""
     n = np.zeros((num_states, num_actions))

@@ -132,7 +132,7 @@ class CsvColumns(Columns):
                     yield self._arrays_of(batch, columns)
 
     def _find_types(self, arrow: Any, columns: list[str]) -> dict[str, Any]:
-        """The type of each column that fits all of its cells, in one pass; pyarrow looks at the first block only."""
+        """The type of each column that fits all of its cells; pyarrow guesses from the first block alone."""
         import pyarrow as pa
 
         types = {name: pa.float64() for name in columns if name in self.reals}
@@ -216,7 +216,7 @@ def parquet_files(system: Any, path: str) -> list[Columns]:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Puts a file's name before the message of whatever reading it raises."""
+    """Puts a name before the message of any error in reading what it names."""
     try:
         yield
     except (FileNotFoundError, MemoryError):

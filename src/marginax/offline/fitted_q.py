@@ -95,7 +95,7 @@ class Backup:
         return (self.pi * q).sum(axis=1) + (1 - self.pi.sum(axis=1)) * self.model.default_value
 
     def _arguments(self, q: np.ndarray) -> tuple[Any, ...]:
-        """Of `sampled_targets`: Q, V, and what comes after the steps; to be called in double precision."""
+        """The arguments of `sampled_targets` but for the steps: Q, V, discount and traces. Call it in double precision."""
         values = jnp.asarray(q.ravel()), jnp.asarray(self.values(q))
         return *values, jnp.asarray(self.discount), jnp.asarray(self.traces.ravel(), float)
 

@@ -191,10 +191,8 @@ class Log:
                 raise ValueError(
                     f"episode {i}: terminal must be True or False, for its last step, got {episode['terminal']!r}"
                 )
-            part = {
-                "name": i,
-                **{key: episode.get(key) for key in ("states", "actions", "rewards", "behaviour")},
-            }
+            part: dict[str, Any] = {"name": i, "behaviour": episode.get("behaviour")}
+            part |= {key: episode[key] for key in ("states", "actions", "rewards")}
             part["rewards"] = _numbers(part, "rewards", np.float64)
             part["terminal"] = np.zeros(len(part["rewards"]), dtype=bool)
             part["terminal"][-1:] = bool(ended)

@@ -60,7 +60,7 @@ class Passes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is left of it."""
+        """There is nothing to clean up."""
 
 
 def passes_over(source: Source, progress: Progress, engine: Engine) -> Passes:

@@ -25,10 +25,10 @@ class Source:
     Attributes:
         name: shown in reports.
         total: number of rows if known before reading, for progress.
-        notes: what was done to the data on the way in, in words.
+        notes: what was done to the data while it was read, in words.
         sizes: (S, A) where the source knows them beforehand (Minari's spaces), else None.
         encoding: labels of states and of actions in the order of their indices, where the data have names for them.
-        unsaid: which of the two were given without an order; they are sorted.
+        unsaid: `state` or `action`, where labels were given without an order; they are sorted.
         dropped: how many steps were set aside, known after a pass.
     """
 

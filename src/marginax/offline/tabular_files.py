@@ -223,7 +223,7 @@ def _is_minari(folder: Path) -> bool:
 
 
 class _Reader:
-    """Turns blocks of rows into logs; remembers what must be the same in the whole file.
+    """Turns blocks of rows into logs. It remembers what must be the same in the whole file.
 
     Args:
         columns: by role.
