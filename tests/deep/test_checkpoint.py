@@ -58,7 +58,7 @@ def test_a_process_killed_while_saving_leaves_the_previous_checkpoint(folder, di
     with monkeypatch.context() as patch:
         patch.setattr("pathlib.Path.unlink", lambda *_, **__: None)  # the killed process tidies nothing
         if dies_in == "write":
-            patch.setattr("tempfile.mkstemp", die)
+            patch.setattr("numpy.lib.format.write_array", die)
         elif dies_in == "fsync":
             patch.setattr("os.fsync", die)
         else:

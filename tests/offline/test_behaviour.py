@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import chi2, norm
+from scipy.stats import binom, chi2, norm
 
 from marginax.offline import Log
 from marginax.offline.behaviour import calibration
@@ -38,7 +38,7 @@ def test_the_deviation_is_that_of_pearsons_test(decisions, logged):
     assert calibration(counted(decisions, logged)).deviation == pytest.approx(exact, abs=0.06)
 
 
-def test_rare_actions_are_left_out_and_the_scale_is_right():
+def test_rare_actions_are_left_out_of_pearsons_test_and_the_scale_is_right():
     """The third action is expected in fewer than five decisions; deviations of true probabilities are like those of a normal variable."""
     rng = np.random.default_rng(0)
     p = np.array([[0.6, 0.39, 0.01], [0.2, 0.3, 0.5]])
@@ -51,3 +51,24 @@ def test_a_fair_coin_that_falls_unevenly_by_chance_is_not_suspicious():
     """3.3 standard errors: one log in a thousand."""
     assert not calibration(counted([[5165, 4835]], [[0.5, 0.5]])).suspicious
     assert calibration(counted([[5500, 4500]], [[0.5, 0.5]])).suspicious
+
+
+@pytest.mark.parametrize("probability", [0.001, 0.004])
+def test_a_rare_action_that_is_taken_often_is_suspicious(probability):
+    """Pearson's test leaves it out, and with it the other action; `rare_deviation` is that of the binomial tail."""
+    logged = [[1 - probability, probability]] * 2
+    found = calibration(counted([[1100, 100], [1200, 0]], logged))
+    assert found.deviation == 0.0 and found.suspicious
+    few = calibration(counted([[1195, 5], [1200, 0]], logged)).rare_deviation
+    p = probability
+    seen = 1 - (1 - p) ** 1200
+    assert few == pytest.approx(norm.isf(binom.sf(4, 1200, p) / seen), abs=0.5)
+
+
+def test_rare_actions_of_the_logged_policy_are_not_suspicious():
+    """Five hundred states with a few decisions each, most of whose pairs are rare."""
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        p = rng.dirichlet(np.full(4, 0.3), 500) * 0.99 + 0.0025
+        found = calibration(counted([rng.multinomial(rng.integers(1, 30), row) for row in p], p))
+        assert found.rare_deviation < 4

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array
 from scipy.optimize import minimize
 from scipy.special import log_softmax
-from scipy.stats import norm
+from scipy.stats import norm, poisson
 
 from marginax import _checks as checks
 from marginax.deep.networks import MLP
@@ -38,6 +38,7 @@ class Calibration:
         weight: [B] number of decisions behind each bin.
         deviation: how far, in standard errors, all frequencies together lie from the predictions.
         error: mean |predicted - observed| over decisions.
+        rare_deviation: how far, in standard errors, rare actions were taken more often than predicted.
     """
 
     predicted: np.ndarray
@@ -45,18 +46,20 @@ class Calibration:
     weight: np.ndarray
     deviation: float
     error: float
+    rare_deviation: float = 0.0
 
     @property
     def suspicious(self) -> bool:
         """Whether chance hardly explains the difference (six standard errors)."""
-        return self.deviation > 6.0
+        return max(self.deviation, self.rare_deviation) > 6.0
 
 
 def calibration(counts: EmpiricalMDP, table: np.ndarray | None = None) -> Calibration:
     """Compares logged (or given) behaviour probabilities with how often each action was taken.
 
     Under the logged policy, Pearson's sum Σ_a N(x) (f(a|x) - μ(a|x))² / μ(a|x), of the frequencies f of the N(x) decisions in x,
-    is chi-squared, with as many degrees of freedom as there are actions, less one; see `_chi_squared_deviation`.
+    is chi-squared, with as many degrees of freedom as there are actions, less one; see `_chi_squared_deviation`. It needs
+    actions that are expected five times or more. For the others see `_rare_deviation`.
     """
     n = counts.visits
     total = n.sum(axis=1, keepdims=True)
@@ -69,6 +72,7 @@ def calibration(counts: EmpiricalMDP, table: np.ndarray | None = None) -> Calibr
     common = usable & (total * np.minimum(predicted, 1 - predicted) >= 5)
     squares = divided(total * (frequency - predicted) ** 2, predicted) * common
     deviation = _chi_squared_deviation(float(squares.sum()), predicted * common, common.sum(axis=1))
+    rare = usable & seen & (total * predicted < 5)
     impossible = usable & (predicted < 1e-12) & seen
     index = np.clip(np.digitize(predicted[usable], np.linspace(0, 1, 11)) - 1, 0, 9)
     weight = np.broadcast_to(total, n.shape)[usable]
@@ -84,6 +88,7 @@ def calibration(counts: EmpiricalMDP, table: np.ndarray | None = None) -> Calibr
         weight=size[filled],
         deviation=np.inf if impossible.any() else deviation,
         error=float((n * np.abs(predicted - frequency))[usable].sum() / n.sum()),
+        rare_deviation=_rare_deviation(n[rare], np.broadcast_to(total, n.shape)[rare], predicted[rare]),
     )
 
 
@@ -106,6 +111,23 @@ def _chi_squared_deviation(squares: float, probabilities: np.ndarray, actions: n
         return 0.0
     spread = variance / (9 * mean**2)  # 2 / (9 degrees of freedom)
     return float((np.cbrt(squares / mean) - (1 - spread)) / np.sqrt(spread))
+
+
+def _rare_deviation(taken: np.ndarray, decisions: np.ndarray, probabilities: np.ndarray) -> float:
+    """How far rare actions were taken more often than predicted, in standard errors of a normal variable as improbable.
+
+    Of N decisions with probability p, the number n of those that took the action has mean Np / (1 - (1 - p)^N) given that it was
+    taken at all. The sum over rare pairs of n - 1, which is nearly Poisson, is compared with its mean.
+
+    Args:
+        taken: n of each rare pair that was taken.
+        decisions: N.
+        probabilities: p.
+    """
+    p = np.maximum(probabilities, 1e-12)
+    mean = decisions * p / -np.expm1(decisions * np.log1p(-np.minimum(p, 1 - 1e-12)))
+    improbable = poisson.sf((taken - 1).sum() - 1, max(float((mean - 1).sum()), 0.0))
+    return float(norm.isf(improbable)) if improbable < 0.5 else 0.0
 
 
 def mean_logged(counts: EmpiricalMDP) -> np.ndarray:
