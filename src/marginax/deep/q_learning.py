@@ -16,18 +16,16 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from marginax.deep.critic_targets import (
-    METRICS,
     Bootstrap,
     CriticTarget,
     Estimator,
     all_step_targets,
     init_estimator,
-    measured,
-    update_metrics,
 )
 from marginax.deep.discrete_config import DiscreteConfig, QConfig
 from marginax.deep.networks import ObservationNetwork, adam_step, dense_vector, observation_network
 from marginax.deep.replay import Sequences, draw
+from marginax.deep.update_metrics import METRICS, measured, update_metrics
 from marginax.traces import clip_ratios
 
 __all__ = [

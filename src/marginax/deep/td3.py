@@ -29,18 +29,11 @@ import optax
 from jaxtyping import Array, Float
 
 from marginax.deep.config import TD3Config
-from marginax.deep.critic_targets import METRICS as METRICS
-from marginax.deep.critic_targets import (
-    CriticTarget,
-    Estimator,
-    Metrics,
-    critic_targets,
-    init_estimator,
-    measured,
-    update_metrics,
-)
+from marginax.deep.critic_targets import CriticTarget, Estimator, critic_targets, init_estimator
 from marginax.deep.networks import MLP, Critics, Scaler, actor_vector, adam_step, first_twin, twins, value
 from marginax.deep.replay import Replay, Sequences, draw
+from marginax.deep.update_metrics import METRICS as METRICS
+from marginax.deep.update_metrics import Metrics, measured, update_metrics
 
 MEASURE_EVERY = 1  # steps: after every block
 SHARED = (

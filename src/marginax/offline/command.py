@@ -38,17 +38,14 @@ def evaluate(
     """Say what a policy is worth, from episodes that another policy logged.
 
     Args:
-        data: a .parquet, .csv, .csv.gz or .npz file with one row per transition, a folder of such files, a Minari folder, or
-            the id of a Minari dataset.
-        policy: a .npy, .csv or .parquet table [states, actions]; such a file with probabilities for each row of the data; a
-            folder written by `marginax train`; or module:function. Several are ranked.
+        data: a .parquet, .csv, .csv.gz or .npz file with one row per transition, a folder of such files, a Minari folder, or the id of a Minari dataset.
+        policy: a .npy, .csv or .parquet table [states, actions]; such a file with probabilities for each row of the data; a folder written by `marginax train`; or module:function. Several are ranked.
         discount: discount factor in [0, 1].
         horizon: number of steps whose rewards count; all if omitted.
         policy_kind: whether a policy file is a table or has a row for each row of the data; needed if its shape fits both.
         out: folder for evaluation.html, evaluation.json and the figures: a path, or an address such as s3://bucket/folder.
         behaviour: where behaviour probabilities come from: auto, logged, estimated, or a file with a table.
-        encoding: the order of the labels, if states or actions are words: a JSON file such as encoding.json of an earlier
-            evaluation, or sorted.
+        encoding: the order of the labels, if states or actions are words: a JSON file such as encoding.json of an earlier evaluation, or sorted.
         estimators: names of estimators to run, of those that apply.
         reward_range: least and largest possible reward; the log's own if omitted.
         level: level of the intervals.
