@@ -113,7 +113,7 @@ def _chi_squared_deviation(squares: float, probabilities: np.ndarray, actions: n
     return float((np.cbrt(squares / mean) - (1 - spread)) / np.sqrt(spread))
 
 
-def _rare_deviation(taken: np.ndarray, decisions: np.ndarray, probabilities: np.ndarray) -> float:
+def _rare_deviation(taken: Any, decisions: np.ndarray, probabilities: np.ndarray) -> float:
     """How far rare actions were taken more often than predicted, in standard errors of a normal variable as improbable.
 
     Of N decisions with probability p, the number n of those that took the action has mean Np / (1 - (1 - p)^N) given that it was
