@@ -32,16 +32,11 @@ def where(index: Iterable[Any]) -> str:
 def reals(name: str, value: ArrayLike) -> FloatArray:
     """Returns ``value`` as a new float64 array in C order, whose entries need not be finite."""
     try:
-        given = np.asarray(value)
-        if given.dtype.kind in "cmMSU":
+        given = np.asarray(value)  # a PyTorch tensor with a gradient is a RuntimeError
+        if value is None or given.dtype.kind in "cmMSU":
             raise TypeError(f"its entries are {given.dtype}")
         return np.array(given, dtype=np.float64, order="C")
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-        RuntimeError,
-    ) as error:  # RuntimeError: a tensor with a gradient
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(
             f"{name} must be an array of real numbers, got {type(value).__name__}: {error}"
         ) from None

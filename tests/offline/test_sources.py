@@ -339,6 +339,10 @@ def test_columns_that_are_not_read_may_share_a_name(tmp_path, monkeypatch):
         ({"rewards": 1.0}, r"rewards must be numbers: one for each step, got shape \(\)"),
         ({"states": 1}, r"states must be numbers: one for each step, got shape \(\)"),
         ({"rewards": [0.0, np.inf, 1.0]}, "episode 0, step 1: reward inf"),
+        (
+            {"behavior": [0.5]},
+            "episode 0: a column must be one of .*, got 'behavior'; did you mean 'behaviour'",
+        ),
     ],
 )
 def test_broken_episodes_are_refused(change, message):

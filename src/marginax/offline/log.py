@@ -15,6 +15,7 @@ from marginax.trajectories import check_lengths, check_steps, step_name
 NO_SUCCESSORS = "nothing is left of the log: its episodes have one step, are truncated and come without their final observation"
 EMPTY = "the log is empty: there is no transition in it"
 HALF_LOGGED = "behaviour probabilities are present in one part of the log and not in another"
+_NEEDED = ("states", "actions", "rewards", "terminal")  # of an episode
 _COLUMNS = ("states", "actions", "rewards", "next_states", "terminal", "behaviour", "rows")
 FOLDS = 2  # of episodes, for cross-fitting: doubly robust never meets its own data
 _LARGEST_LOG = 300.0  # products of ratios are cut at e^300, so that their squares stay finite
@@ -118,7 +119,7 @@ class Log:
         return first + np.arange(self.num_episodes)
 
     def folds(self, first: int = 0) -> np.ndarray:
-        """[E] the fold of each episode: of every two that follow one another, chance puts one in each.
+        """[E] the fold of each episode, 0 or 1. Of episodes 2k and 2k + 1, one is in each fold, by chance.
 
         Folds by turns would separate the arms of an experiment whose episodes get them by turns.
         """
@@ -154,7 +155,7 @@ class Log:
         return self._take(rows, offsets, [self.name(int(i)) for i in chosen])
 
     def first_steps(self, horizon: int) -> Log:
-        """The first `horizon` steps of each episode; what is cut off counts as ended, because nothing after it is asked for."""
+        """The first `horizon` steps of each episode. Longer episodes count as ended there: later rewards have no effect."""
         if int(self.lengths.max()) <= horizon:
             return self
         cut = replace(self, terminal=self.terminal | (self.times == horizon - 1))
@@ -183,9 +184,11 @@ class Log:
         for i, episode in enumerate(episodes):
             if not isinstance(episode, Mapping):
                 raise ValueError(f"episode {i} must be a dict of its columns, got {type(episode).__name__}")
-            for key in ("states", "actions", "rewards", "terminal"):
+            for key in _NEEDED:
                 if episode.get(key) is None:
                     raise ValueError(f"episode {i}: it has no {key!r}")
+            for key in episode:
+                checks.choice(f"episode {i}: a column", key, (*_NEEDED, "behaviour"))
             ended = np.asarray(episode["terminal"])
             if ended.ndim or ended.item() not in (False, True):
                 raise ValueError(

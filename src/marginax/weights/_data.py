@@ -43,18 +43,12 @@ class Steps(NamedTuple):
 
 
 def require_trajectory(value: Any) -> None:
-    """Raises for data that are no `Trajectory`, such as a list of episodes, and for fields of different shapes."""
+    """Raises for data that are no `Trajectory`, such as a list of episodes."""
     if not isinstance(value, Trajectory):
         raise ValueError(
             "trajectories must be a Trajectory, which trajectories.sample draws and trajectories.from_episodes makes of episodes, "
             f"got {type(value).__name__}"
         )
-    shape = np.shape(value.states)
-    for name, field in vars(value).items():
-        if field is not None and np.shape(field) != shape:
-            raise ValueError(
-                f"trajectories.{name} must have the shape of trajectories.states, {shape}, got {np.shape(field)}"
-            )
 
 
 def read_steps(trajectories: Trajectory) -> Steps:
