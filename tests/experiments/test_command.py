@@ -235,6 +235,15 @@ def test_curves_too_short_for_a_tenth_of_the_first_error_decide_nothing_about_sp
     assert verdict(faster) == "reproduced"
 
 
+def test_the_chain_compares_marginalized_with_retrace_at_every_off_policy_level():
+    chain = Chain(seeds=3, iterations=100)
+    errors = {curve: np.ones((len(METHODS), 3, 100), np.float32) for curve in chain.curves()}
+    errors["off_policy", 0.7][METHODS.index("marginalized-monte-carlo")] = 0.5
+    found = [claim for claim in chain._claims(errors) if "has an advantage over Retrace" in claim.text]
+    assert [claim.verdict for claim in found] == ["not reproduced", "not reproduced", "reproduced"]
+    assert [claim.effect for claim in found] == pytest.approx([0, 0, np.log10(0.5)])
+
+
 def test_a_curve_that_diverged_stays_in_the_chains_table():
     chain = Chain(seeds=2, iterations=250)
     curves = np.full((len(METHODS), 2, 250), 0.01, np.float32)

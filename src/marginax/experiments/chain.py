@@ -266,6 +266,7 @@ class _Figure1:
         errors: Errors `[methods, seeds, shown]` by panel and value.
         ends: Smallest and largest value of each panel.
         varied: The panels with several values.
+        levels: Values of β, the smallest first.
         clips: The clips, the smallest first.
         default: Errors of each method at the default setting.
         first: One-step's first error there: times are those to a tenth of it.
@@ -278,7 +279,7 @@ class _Figure1:
         self.errors = errors
         self.ends = {name: (min(getattr(chain, name)), max(getattr(chain, name))) for name in PANELS}
         self.varied = {name for name, (low, high) in self.ends.items() if low < high}
-        self.clips = sorted(set(chain.clip))
+        self.levels, self.clips = sorted(set(chain.off_policy)), sorted(set(chain.clip))
         self.default = {method: self.of("actions", chain.actions[0], method) for method in METHODS}
         self.first = float(self.default[ONE][:, 0].mean())
 
@@ -336,14 +337,19 @@ class _Figure1:
         ]
 
     def off_policy(self) -> list[report.Claim]:
-        """Panel (c): errors furthest from on-policy against those nearest to it."""
+        """Panel (c): errors furthest from on-policy against those nearest to it, and marginalized against Retrace at each level."""
         off, on = self.ends["off_policy"]
         return [
-            report.claim(
+            *(report.claim(
                 f"nearer to on-policy all operators do better ({_label(method)})", "Figure 1(c)",
                 rf"{self.error}, $\beta$ = {off:g} against {on:g}", log_ratio,
                 self.of("off_policy", off, method), self.of("off_policy", on, method), low=0.0)
-            for method in PAPER if "off_policy" in self.varied
+            for method in PAPER if "off_policy" in self.varied),
+            *(report.claim(
+                rf"the marginalized operator has an advantage over Retrace (Monte Carlo), $\beta$ = {level:g}", "Figure 1(c)",
+                f"{self.error} to Retrace's", log_ratio,
+                self.of("off_policy", level, MONTE_CARLO), self.of("off_policy", level, RETRACE), high=0.0)
+            for level in self.levels),
         ]
 
     def noise(self) -> list[report.Claim]:

@@ -94,7 +94,7 @@ def with_seeds(
     if not any(isinstance(field, jax.core.Tracer) for field in jax.tree.leaves(trajectories)):
         _check_stream(trajectories, shape, getattr(estimator, "discount", None))
 
-    def with_axis(field: Array) -> Array:
+    def with_axis(field: Array | np.ndarray) -> Array | np.ndarray:
         wide = field.astype(jnp.int32) if jnp.issubdtype(field.dtype, jnp.integer) else field
         return wide[None] if ndim == 2 else wide
 
