@@ -347,8 +347,8 @@ class _Figure1:
             for method in PAPER if "off_policy" in self.varied),
             *(report.claim(
                 rf"the marginalized operator has an advantage over Retrace (Monte Carlo), $\beta$ = {level:g}", "Figure 1(c)",
-                f"{self.error} to Retrace's", log_ratio,
-                self.of("off_policy", level, MONTE_CARLO), self.of("off_policy", level, RETRACE), high=0.0)
+                f"{self.error} to Retrace's; an advantage means at least 3.5%, as for speed", log_ratio,
+                self.of("off_policy", level, MONTE_CARLO), self.of("off_policy", level, RETRACE), high=-0.015)
             for level in self.levels),
         ]
 
