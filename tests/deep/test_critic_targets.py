@@ -10,6 +10,7 @@ import pytest
 
 from marginax.deep import critic_targets, replay, td3, weight_network
 from marginax.deep.config import TD3Config
+from marginax.deep.update_metrics import update_metrics
 from reference.episodes import filled, sample, sequence, target, transitions
 
 OPERATORS = ["one-step", "n-step", "retrace", "retrace-paper", "marginalized"]
@@ -330,3 +331,32 @@ def test_one_later_step_is_refused_where_it_would_be_biased():
             config_of("marginalized", target_steps="one", **settings)
         assert not config_of("marginalized", **settings).samples_a_step
     assert config_of("marginalized").samples_a_step
+
+
+def test_metrics_of_an_update_are_those_of_its_targets_and_values():
+    """Two batches of three sequences with two steps, the last of which is padding; the second step was drawn with probability 1/2."""
+    rng = np.random.default_rng(0)
+    aim, values, credit = rng.normal(size=(2, 3)), rng.normal(size=(2, 3)), rng.uniform(size=(2, 2, 3))
+    credit[0, 1, 2] = 0
+    valid = np.ones((2, 2, 3), bool)
+    valid[0, 1, 2] = False
+    share = np.stack([np.ones((2, 3)), np.full((2, 3), 0.5)], axis=1)
+    arrays = (aim, np.zeros((2, 3, 1)), credit, share, valid, np.array([0.1, 0.2]))
+    round_of_two = critic_targets.CriticTarget(*map(jnp.asarray, arrays))
+    found = update_metrics(round_of_two, jnp.array([1.0, 2.0]), jnp.asarray(values), jnp.asarray(3.0))
+    expected = {
+        "critic_loss": [1, 2],
+        "q_mean": values.mean(axis=1),
+        "q_size": abs(values).mean(axis=1),
+        "target_mean": aim.mean(axis=1),
+        "target_variance": aim.var(axis=1),
+        "error_variance": (aim - values).var(axis=1),
+        "trace_mean": [0.1, 0.2],
+        "weight_mean": [credit[0, 1, :2].mean(), credit[1, 1].mean()],
+        "weight_max": credit.max(axis=(1, 2)),
+        "effective_length": (credit[:, 0] + 2 * credit[:, 1]).mean(axis=1),
+        "weight_loss": [0, 3],
+    }
+    assert [field.name for field in dataclasses.fields(found)] == list(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(getattr(found, name), value, rtol=1e-5, err_msg=name)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax import targets
-from marginax.trajectories import Trajectory, gather, gather_pairs, gather_weights
+from marginax.trajectories import Trajectory, gather, gather_pairs, gather_weights, require_trajectory
 from marginax.weights import Estimator
 
 Visits = Literal["each", "mean"]
@@ -82,10 +82,7 @@ def with_seeds(
     States and actions are checked against tables `[S, A]`, rewards and discounts to be finite, and discounts to be 0 or that of the
     estimator, unless JAX is tracing them.
     """
-    if not isinstance(trajectories, Trajectory):
-        raise ValueError(
-            f"trajectories must be a Trajectory, such as trajectories.sample draws, got {type(trajectories).__name__}"
-        )
+    require_trajectory(trajectories)
     ndim = trajectories.states.ndim
     if ndim not in (2, 3):
         raise ValueError(

@@ -62,6 +62,21 @@ class Trajectory(eqx.Module):
         return ((self.discounts == 0) | self.truncated) & self.valid
 
 
+def require_trajectory(value: Any) -> None:
+    """Raises a `ValueError` for data that are no `Trajectory`, such as a list of episodes.
+
+    >>> require_trajectory([{"observations": [0, 1]}])
+    Traceback (most recent call last):
+        ...
+    ValueError: trajectories must be a Trajectory, which `sample` draws and `from_episodes` makes of episodes, got list
+    """
+    if not isinstance(value, Trajectory):
+        raise ValueError(
+            "trajectories must be a Trajectory, which `sample` draws and `from_episodes` makes of episodes, "
+            f"got {type(value).__name__}"
+        )
+
+
 def look_up(table: ArrayLike, *indices: ArrayLike) -> Array:
     """`table[i, j, ...]`; NaN where an index lies outside of the table, where JAX would read another row."""
     table = jnp.asarray(table)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from marginax import _checks as checks
 from marginax._checks import FloatArray
-from marginax.trajectories import Trajectory
+from marginax.trajectories import Trajectory, require_trajectory
 
 
 @runtime_checkable
@@ -40,15 +40,6 @@ class Steps(NamedTuple):
     """Whether the step has a successor: it did not end its episode."""
     follows: Bool[Array, "B T"]
     """Whether the next step of the array continues the same episode."""
-
-
-def require_trajectory(value: Any) -> None:
-    """Raises for data that are no `Trajectory`, such as a list of episodes."""
-    if not isinstance(value, Trajectory):
-        raise ValueError(
-            "trajectories must be a Trajectory, which trajectories.sample draws and trajectories.from_episodes makes of episodes, "
-            f"got {type(value).__name__}"
-        )
 
 
 def read_steps(trajectories: Trajectory) -> Steps:

@@ -35,8 +35,8 @@ from numpy.typing import ArrayLike
 from marginax import _checks as checks
 from marginax._checks import FloatArray
 from marginax.mdp import TabularMDP
-from marginax.trajectories import Trajectory
-from marginax.weights._data import discount_of, require_trajectory
+from marginax.trajectories import Trajectory, require_trajectory
+from marginax.weights._data import discount_of
 
 __all__ = ["EmpiricalMDP", "estimate_behaviour"]
 
